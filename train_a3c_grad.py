@@ -69,7 +69,7 @@ def actor(channel: Any, args: Args) -> Callable[..., Any]:
         """Minibatches of one rollout after the other."""
         while True:
             rollout = outbox.collect()
-            advantages, value_targets = advantages_and_targets(args, rollout, collector.net.reward_scale)
+            advantages, value_targets = advantages_and_targets(args, rollout, outbox.reward_scale)
             advantages = normalize(advantages) if args.normalize_advantages else advantages
             samples = Samples.of(rollout, advantages, value_targets)
             yield from map(samples.select, outbox.unsent(len(samples.obs)))

@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
 from a3c_mp.cli import parse_own
+from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
 from bench import common
 from bench.records import Result, begin, markdown_table, measure
@@ -61,23 +62,20 @@ def table(result: Result) -> str:
     for row in dict.fromkeys(run["row"] for run in result["runs"]):
         runs = [run for run in result["runs"] if run["row"] == row]
         found = [f"{run['steps']:,}" if run["solved"] else f"not: {run['mean_return_100']:,.4g}" for run in runs]
-        lines.append([row, f"{ROWS[row][2]:,}", *found])
-    return markdown_table(["chapter, scale", "goal", *(f"run {i + 1}" for i in range(len(result["seeds"])))], lines)
+        lines.append([row, f"{ROWS[row][2]:,}", ", ".join(found)])
+    return markdown_table(["chapter, scale", "goal", "steps to it, or mean return at the end"], lines)
 
 
 def main() -> int:
     args, flags = parse_own(Args, __doc__)
+    if unknown := [row for row in args.rows if row not in ROWS]:
+        raise ConfigError("rows", unknown[0], f"must be of {', '.join(map(repr, ROWS))}")
     commands = {row: [*command(row), *flags] for row in args.rows}
     settings = {row: common.as_recorded(common.trainer_settings(words)) for row, words in commands.items()}
-    path, result = begin("scales", args, "", settings, seeds=args.seeds)
+    path, result = begin("scales", args, "", settings)
 
     def run(row: str, seed: int) -> Result:
-        folder = common.run_folder(args, f"scales-{row}-{seed}")
-        place = [f"--runs-dir={folder.parent}", f"--run-name={folder.name}"]
-        with common.running_script([*commands[row], f"--seed={seed}", *place]) as process:
-            if code := process.wait():
-                raise SystemExit(code)
-        summary = common.read_summary(folder)
+        summary = common.read_summary(common.train([*commands[row], f"--seed={seed}"], args, f"scales-{row}-{seed}"))
         return {name: summary[name] for name in ("solved", "steps", "mean_return_100", "wall_seconds", "exit_reason")}
 
     measure(path, result, [(row, seed) for seed in args.seeds for row in args.rows], run, table)

@@ -61,8 +61,8 @@ class RolloutSetup(Setup):
         spec = self.slot_spec(args, net, obs_space, action_space)
         slots = allocate_slots(args, spec, device if self.slots_with_net else torch.device("cpu"))
         super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
-        self.returns = ReturnStats(args.gamma, args.max_actors, args.num_envs)
-        self.saved = {"obs_stats": net.norm.stats, "return_stats": self.returns}
+        self.return_stats = ReturnStats(args.gamma, args.max_actors, args.num_envs)
+        self.saved = {"obs_stats": net.norm.stats, "return_stats": self.return_stats}
 
     def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
         return spec_of_rollouts(args, obs_space, action_space, net.lstm_size)

@@ -23,6 +23,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.data.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
+from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.processes.pool import Filled, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.processes.weights import Weights
@@ -86,6 +87,7 @@ class Outbox:
         self.rng, self.num_sent = torch.Generator(), collector.games.messages  # the latter: by a predecessor
         spec = spec_of_rollouts(args, collector.env.single_observation_space, collector.action_space)
         self.rollout = empty_rollout(spec, pin=args.cuda)
+        self.return_stats = ReturnStats(args.gamma, 1, args.num_envs)
 
     def collect(self) -> Rollout:
         """Collect the next rollout with the newest weights; return it on the device of the net."""
@@ -94,6 +96,11 @@ class Outbox:
         self.memory.more.load(self.collector.net)
         self.collector.collect(rollout)
         self.finite, self.episodes = is_finite(rollout), finished_episodes(rollout)
+        self.reward_scale = float(self.collector.net.reward_scale)
+        if self.args.reward_scale is None and self.reward_scale == 1.0 and self.finite:  # none is published yet
+            reward = rollout.reward.sign() if self.args.reward_clip else rollout.reward
+            self.return_stats.update(0, reward, rollout.terminated | rollout.truncated)
+            self.reward_scale = self.return_stats.scale()
         self.is_first, rollout = True, rollout.to(self.memory.weights.device)
         self.action_metrics = action_metrics(self.collector.action_space, rollout)
         return rollout
@@ -113,7 +120,8 @@ class Outbox:
         gradient = Gradient(**self.memory.slots[token.slot])
         copy_gradient(self.net, gradient.vector)
         if is_first := self.is_first:
-            gradient.obs.copy_(obs_for_stats(self.rollout.obs, self.collector.net.norm.image))
+            if self.args.normalize_obs:
+                gradient.obs.copy_(obs_for_stats(self.rollout.obs, self.collector.net.norm.image))
             gradient.reward.copy_(self.rollout.reward)
             gradient.done.copy_(self.rollout.terminated | self.rollout.truncated)
         rows = torch.tensor(self.episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))

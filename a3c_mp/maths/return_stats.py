@@ -1,4 +1,4 @@
-"""Mean and standard deviation of discounted returns, from rewards as they come: on their scale, rewards are learned."""
+"""The scale of rewards: they are divided by the standard deviation of the discounted returns so far."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+LARGEST_REWARD = 10.0
+"""absolute reward that scaling ends at: where hardly any state has a return, their deviation says nothing"""
 
 
 class ReturnStats:
@@ -20,44 +23,50 @@ class ReturnStats:
     def __init__(self, gamma: float, num_actors: int, num_envs: int):
         self.gamma = gamma
         self.sums = torch.zeros(3, dtype=torch.float64)  # number of states, sum of returns, sum of squared returns
+        self.largest = torch.zeros((), dtype=torch.float64)  # absolute reward
         self.open = torch.zeros(num_actors, 3, num_envs, dtype=torch.float64)
 
     def update(self, actor: int, rewards: Tensor, done: Tensor) -> None:
-        """Add the next steps of an actor: rewards [T, B], `done` bool [T, B] where games end.
-
-        Steps with NaN or inf are left out, all of them.
-        """
+        """Add the next steps of an actor: finite rewards [T, B], `done` bool [T, B] where games end."""
         rewards, going_on = rewards.double(), (~done).double()
-        if not rewards.isfinite().all():
-            return
+        self.largest = torch.maximum(self.largest, rewards.abs().max())
         later, partial = torch.zeros_like(rewards[0]), []
         for reward, discount in zip(rewards.flip(0).unbind(), (self.gamma * going_on).flip(0).unbind(), strict=True):
             partial.append(later := torch.addcmul(reward, discount, later))
         returns = torch.stack(partial).flip(0)  # of the rewards in these steps
-        weights, squares, weighted = self.open[actor]
+        discounts, squares, discounted = self.open[actor]
         first, first_square = returns[0], returns[0].square()
-        more = torch.stack([weights * first, 2 * weighted * first + squares * first_square]).sum(1)
+        more = torch.stack([discounts * first, 2 * discounted * first + squares * first_square]).sum(1)
         self.sums += torch.stack([torch.tensor(float(returns.numel())), returns.sum(), returns.square().sum()])
         self.sums[1:] += more
         decay = self.gamma ** torch.arange(len(rewards), 0, -1).double()[:, None]  # from each step to the next rewards
         in_game = going_on.flip(0).cumprod(0).flip(0)  # states whose game goes on after these steps
         new, old = decay * in_game, decay[0] * in_game[0]
-        weights, squares, weighted = old * weights, old.square() * squares, old * (weighted + squares * first)
-        self.open[actor] = torch.stack([weights, squares, weighted])
-        self.open[actor] += torch.stack([new, new.square(), new * returns]).sum(1)
+        carried = [old * discounts, old.square() * squares, old * (discounted + squares * first)]
+        self.open[actor] = torch.stack(carried) + torch.stack([new, new.square(), new * returns]).sum(1)
+
+    def forget(self, actor: int) -> None:
+        """Leave out what follows in an actor's open games: it plays new ones, or steps of them are missing."""
+        self.open[actor] = 0.0
 
     def deviation(self) -> float:
-        """The standard deviation, 1 where all returns are equal."""
+        """The standard deviation of the returns; 0 where all are equal."""
         count, total, squares = self.sums.tolist()
         mean = total / max(count, 1)
-        variance = squares / max(count, 1) - mean**2
-        return variance**0.5 if variance > 1e-12 * mean**2 else 1.0
+        variance = squares / max(count, 1) - mean * mean
+        return variance**0.5 if variance > 1e-12 * mean * mean else 0.0
+
+    def scale(self) -> float:
+        """What rewards are multiplied by for learning: 1 / deviation, but no reward becomes larger than `LARGEST_REWARD`."""
+        least = self.largest.item() / LARGEST_REWARD
+        return 1 / min(max(self.deviation() or 1.0, least, 1e-30), 1e30)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums, "open": self.open}
+        return {"sums": self.sums, "largest": self.largest, "open": self.open}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; games that are open in it are left out where there are other actors now."""
         self.sums.copy_(state["sums"])
+        self.largest.copy_(state["largest"])
         if state["open"].shape == self.open.shape:
             self.open.copy_(state["open"])

@@ -46,7 +46,7 @@ class Setup:
     """for evaluations (`evaluate.MakePolicy`); None: as for an actor-critic net"""
     samples_per_update: int = 0  # of each learner, where the metrics have samples a second
     more: Any = None  # shared with actors, besides slots and weights; see `Memory.more`
-    returns: Any = None  # `ReturnStats`, also in `saved`
+    return_stats: Any = None  # a `ReturnStats`, also in `saved`
 
     def begin(self, learner: Learner) -> None:
         """Called once `saved` is restored, before `kept`, weights and states of actors are, and before actors start."""
@@ -104,6 +104,8 @@ class Learner:
         self.net, self.optimizer = setup.net, setup.optimizer
         self.device = next(self.net.parameters()).device
         self.group.broadcast_state(setup.net, setup.optimizer, *setup.saved.values())
+        if setup.return_stats is not None and not (args.deterministic and setup.kept):  # new games
+            setup.return_stats.open.zero_()
         self._set_reward_scale()
         self.weights = self.carrier.share(setup.net, setup.weights_dtype or setup.dtype, untrained=run.updates == 0)
         self.states = ResumeStates(args, setup.layout, start=run.steps, group=self.group)
@@ -185,32 +187,43 @@ class Learner:
 
         Raises TrainingError if one actor has sent several messages with NaN or inf in a row.
         """
-        named = [(self.own[message.worker], figures) for message, figures in zip(filled, stats, strict=True)]
+        named = [(self.own[message.worker], self._copied(each)) for message, each in zip(filled, stats, strict=True)]
         reports = self._reports if self.group.size > 1 else []
         with self.run.timing("waiting"):
             everything = self.group.all_gather_object((named, self._events, reports, replay_size))
         verdicts = []
         for rank, (their_stats, their_events, their_reports, _) in enumerate(everything):
             for event in their_events:
-                self.run.on_restart(event)
+                self._record_event(event)
                 if not event.replaced and rank != self.group.rank:
                     self.states.forget(event.actor)
             for actor, (steps, episodes, policy_lag, finite, rewards) in their_stats:
                 self.run.record_rollout(steps, episodes, actor, policy_lag)
-                if self.args.reward_scale is None and rewards:
+                if rewards and rewards[0].isfinite().all():
                     reward, done = rewards
-                    self.setup.returns.update(actor, reward.sign() if self.args.reward_clip else reward, done)
+                    self.setup.return_stats.update(actor, reward.sign() if self.args.reward_clip else reward, done)
+                elif rewards:
+                    self.setup.return_stats.forget(actor)
                 if finite is not None:
                     name = f"{self.args.actor_name} {actor}"
                     verdicts.append(self._data_filter.check(finite, name, f"{self.setup.message} from {name}"))
             self.states.advance(their_reports)
         self._events = []
         self._set_reward_scale()
+        if self.args.reward_scale is None:
+            self.run.record_metrics({"values/reward_scale": self.net.reward_scale.clone()})
         return Round(all(verdicts), [size for *_, size in everything])
+
+    def _copied(self, stats: MessageStats) -> MessageStats:
+        """With copies of the rewards (a pickled view takes all slots along), or without if their scale is fixed."""
+        if self.args.reward_scale is not None or stats.rewards is None:
+            return stats._replace(rewards=None)
+        reward, done = stats.rewards
+        return stats._replace(rewards=(reward.cpu().clone(), done.cpu().clone()))
 
     def _set_reward_scale(self) -> None:
         fixed = self.args.reward_scale
-        self.net.reward_scale.fill_(1 / self.setup.returns.deviation() if fixed is None else fixed)
+        self.net.reward_scale.fill_(self.setup.return_stats.scale() if fixed is None else fixed)
 
     def update_norm(self, obs: Tensor, source: str) -> None:
         """Update the statistics of observations with these [N, *obs_shape], of all learners."""
@@ -237,5 +250,10 @@ class Learner:
         if self.group.size > 1:
             self._events.append(event)
         else:
-            self.run.on_restart(event)
+            self._record_event(event)
         self.on_event(event)
+
+    def _record_event(self, event: WorkerEvent) -> None:
+        self.run.on_restart(event)
+        if self.setup.return_stats is not None and not (self.args.deterministic and event.replaced):
+            self.setup.return_stats.forget(event.actor)

@@ -93,9 +93,9 @@ def test_a_gradient_is_computed_in_the_format_asked_for_and_reaches_every_parame
 def test_advantages_are_normalized_if_asked_for_and_value_targets_never(normalize, monkeypatch):
     args, rollout, taken = PPOArgs(batch_size=16, normalize_advantages=normalize), random_rollout(8, 2), []
     monkeypatch.setattr(train_a3c_data, "gradient_step", lambda args, learner, loss, batch: taken.append(batch))
-    learner = SimpleNamespace(steps=0, rng=generator(), net=SimpleNamespace(reward_scale=1.0))
+    learner = SimpleNamespace(steps=0, rng=generator(), net=SimpleNamespace(reward_scale=2.0))
     train_a3c_data.learn(args, learner, rollout)
-    advantages, value_targets = (field.flatten() for field in advantages_and_targets(args, rollout, 1.0))
+    advantages, value_targets = (field.flatten() for field in advantages_and_targets(args, rollout, 2.0))
     expected = losses.normalize(advantages) if normalize else advantages
     torch.testing.assert_close(taken[0].advantages.sort().values, expected.sort().values)
     torch.testing.assert_close(taken[0].value_targets.sort().values, value_targets.sort().values)

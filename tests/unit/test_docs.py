@@ -44,7 +44,7 @@ def test_the_table_of_settings_has_those_of_chapter_1():
         for row in rows:
             name, shown = re.match(r"`(\w+)`", row[0])[1], row[column].strip()
             number = shown.partition(",")[0] if " " in shown else shown.replace(",", "")
-            assert (None if shown.startswith("by ") else float(number)) == getattr(settings, name)
+            assert (None if shown == "by the deviation of returns" else float(number)) == getattr(settings, name)
             assert name != "reward_scale" or settings.reward_clip == ("of the sign" in shown)
 
 

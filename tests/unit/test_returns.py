@@ -162,10 +162,10 @@ def test_the_deviation_of_returns_is_that_of_whole_games_however_short_the_rollo
         returns[t] = later = rewards[t] + GAMMA * later * ~ended[t]
     for part in (slice(t, t + steps) for t in range(0, len(rewards), steps)):
         stats.update(1, torch.tensor(rewards[part]), torch.tensor(ended[part]))
-        stats.update(0, torch.full((2, rewards.shape[1]), np.nan), torch.zeros(2, rewards.shape[1], dtype=torch.bool))
     assert stats.sums[1] == pytest.approx(returns.sum(), rel=1e-9, abs=1e-9 * scale)
     assert stats.sums[2] == pytest.approx(np.square(returns).sum(), rel=1e-9)
     assert returns.size == 1 or stats.deviation() == pytest.approx(returns.std(), rel=1e-6)
+    assert stats.scale() == pytest.approx(1 / max(stats.deviation() or 1.0, np.abs(rewards).max() / 10), rel=1e-6)
 
 
 def test_the_statistics_of_returns_continue_from_a_checkpoint_and_with_other_actors_without_their_games():
@@ -178,4 +178,14 @@ def test_the_statistics_of_returns_continue_from_a_checkpoint_and_with_other_act
             stats.update(0, rewards[3:], going_on[3:])
         assert torch.equal(whole.sums, restored.sums) == equal
         assert restored.sums[0] == 12
-    assert ReturnStats(GAMMA, 1, 2).deviation() == 1.0
+    whole.forget(0)
+    assert not whole.open.any()
+
+
+@pytest.mark.parametrize("reward", [0.0, 1e-300, 1e-30, 1e30, 1e155, 1e300])
+def test_the_scale_of_any_finite_rewards_is_a_number_of_float32(reward):
+    stats = ReturnStats(GAMMA, 1, 1)
+    assert stats.scale() == 1.0
+    for done in (False, True):
+        stats.update(0, torch.tensor([[reward], [0.0]], dtype=torch.float64), torch.tensor([[done], [done]]))
+    assert 0 < torch.tensor(stats.scale()).item() < np.inf

@@ -1,6 +1,7 @@
 """A run in this process: what its checkpoints hold beyond a net and an optimizer, and how it comes back."""
 
 import os
+import pickle
 import signal
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.errors import ConfigError, NothingToDo, PeerLost, Stopped, WorkerError
+from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.prints import prints
@@ -387,3 +389,28 @@ def test_a_peer_that_is_lost_in_the_middle_of_a_round_leaves_the_states_at_its_s
     with pytest.raises(PeerLost):
         learner.record(filled, [MessageStats(8, [], 0, True)])
     assert tape == []
+
+
+@pytest.mark.parametrize("reward_clip", [False, True])
+def test_the_scale_of_rewards_follows_what_actors_send_and_leaves_out_what_is_not_finite(reward_clip):
+    args, net = (
+        PPOArgs(num_actors=2, num_envs=2, gamma=0.5, reward_scale=None, reward_clip=reward_clip),
+        nn.Linear(1, 1),
+    )
+    net.register_buffer("reward_scale", torch.ones(()))
+    carrier = SimpleNamespace(share=lambda net, dtype, untrained: Weights(net), start=lambda *_, **options: None)
+    setup = Setup(
+        net, torch.optim.SGD(net.parameters()), Slots({"reward": ((2, 2), torch.float32)}, 50),
+        ActorLayout(Discrete(2), 2, {}), torch.float32, return_stats=ReturnStats(0.5, 2, 2),
+    )  # fmt: skip
+    learner = Learner(args, RunState(args, 0, steps=0, updates=0), setup, None, LearnerGroup(), carrier)
+    messages = []
+    learner.group.all_gather_object = lambda message: messages.append(pickle.dumps(message)) or [message]
+    reward, done = setup.slots[3]["reward"], torch.tensor([[False, True], [True, True]])
+    for rewards in ([[2.0, 8.0], [4.0, -8.0]], [[float("nan"), 1.0], [1.0, 1.0]]):
+        reward.copy_(torch.tensor(rewards))
+        learner.record([Filled(1, 3, 0)], [MessageStats(4, [], 0, True, (reward, done))])
+    returns = torch.tensor([1.5, 1.0, 1.0, -1.0] if reward_clip else [4.0, 4.0, 8.0, -8.0])
+    assert net.reward_scale.item() == pytest.approx(1 / returns.std(correction=0).item())
+    assert not setup.return_stats.open.any()
+    assert len(messages[0]) < 2000, "a message does not take the other slots along"
