@@ -57,7 +57,7 @@ class ReturnStats:
         return variance**0.5 if variance > 1e-12 * mean * mean else 0.0
 
     def scale(self) -> float:
-        """What rewards are multiplied by for learning: 1 / deviation, but no reward becomes larger than `LARGEST_REWARD`."""
+        """What rewards are multiplied by: 1 / deviation, or less, so that none becomes larger than `LARGEST_REWARD`."""
         least = self.largest.item() / LARGEST_REWARD
         return 1 / min(max(self.deviation() or 1.0, least, 1e-30), 1e30)
 
