@@ -144,7 +144,7 @@ class RewardArgs:
     reward_clip: bool = True
     """clip rewards to their sign for learning, default: on Atari only; reported returns stay raw"""
     reward_scale: NonNegative | None = 1.0
-    """multiply rewards by this for learning, after clipping; none: so that returns so far have a deviation of 1"""
+    """multiply rewards by this for learning, after clipping; none: divide by the deviation of the returns so far"""
     life_loss_terminal: bool = True
     """treat a lost life as terminal for learning (episodic life); the game goes on"""
     normalize_obs: bool = True

@@ -77,7 +77,7 @@ class RolloutArgs(RewardArgs, CommonArgs):
     log_std_init: Annotated[float, Between(-20, 2)] = 0.0
     """continuous actions: initial log standard deviation of the Gaussian policy (0: half the distance of two bounds)"""
     mean_limit: Positive = 3.0
-    """continuous actions with bounds: largest mean of the Gaussian policy, in half ranges (1: it ends at the bounds)"""
+    """continuous actions with bounds: limit of the mean of the Gaussian policy; 1: the bounds"""
     noise_steps: Count = 1
     """resample the noise of actions every N steps of an environment (SB3: sde_sample_freq); 1: each step"""
     explore_envs: Fraction = 0.0

@@ -45,8 +45,8 @@ CONTINUOUS: dict[str, Any] = {
     "entropy_coef": 0.0,
     "value_coef": 1.0,
     "reward_scale": None,
-    "mean_limit": 1.0,  # V-trace has no clip that keeps the means from leaving the bounds
-    "normalize_advantages": False,  # a batch has few games: their deviation is not that of all
+    "mean_limit": 1.0,  # with more, policies get stuck at the bounds: no clipped ratio slows them down
+    "normalize_advantages": False,  # with them, means drift out of the bounds before values are known
 }
 PENDULUM = {**CONTINUOUS, "total_steps": 600_000, "gamma": 0.9}
 VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "replay_proportion": 0.875}

@@ -17,7 +17,7 @@ from a3c_mp.nets.obs_norm import ObsNorm
 class ActorCritic(nn.Module):
     """Base of actor-critic nets: `norm` is applied to the observations, `head` to the outputs of the policy.
 
-    Values are those of rewards that are multiplied by `reward_scale`.
+    Values are those of rewards that are multiplied by `reward_scale`, which the learner sets.
     """
 
     lstm_size = 0

@@ -163,7 +163,7 @@ class ActionHead(nn.Module):
 
     For continuous actions it has a log deviation for each dimension, which does not depend on the observation and is
     `log_std_init` at first. Means of bounded dimensions (`ActionScaling`) stay within +-`mean_limit`: far outside, all
-    actions are clipped to the same one, and nothing says that others would be better.
+    actions are clipped to the same one, so that rewards do not tell good means from bad ones.
 
     Raises ValueError for a space that is not one of `ACTIONS`, with choices from 0 on.
     """

@@ -1,6 +1,6 @@
 """Q networks: dueling DQN for discrete actions, DDPG's actor and critic for continuous ones.
 
-Values are those of rewards that are multiplied by the net's `reward_scale`.
+Values are those of rewards that a learner multiplies by the net's `reward_scale`.
 """
 
 from __future__ import annotations

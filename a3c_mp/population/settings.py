@@ -26,7 +26,6 @@ class Args(ReplayArgs):
     actor_name = "member"
     fixed = ("population", "num_envs", "replay_size", "generation_steps")
     actors_learn = True
-    vectors: ClassVar = {"reward_scale": 1.0}
 
     env_id: str = "CartPole-v1"
     """gymnasium environment id with vector observations and discrete actions; module:Env-v0 imports the module first"""

@@ -62,7 +62,7 @@ SIGNS = {
     "gradients": Sign(
         lambda look: look["losses/grad_norm"] > 1000 * vars(look.progress.args).get("max_grad_norm", math.inf),
         lambda look: f"gradient norms of {look['losses/grad_norm']:,.0f} are clipped (--max-grad-norm)",
-        "rewards or returns are large: use --reward-scale none, or lower --learning-rate",
+        "rewards are large: use --reward-scale none if their scale is fixed, or lower --learning-rate",
     ),
     "no_game": Sign(
         lambda look: (
@@ -90,7 +90,7 @@ SIGNS = {
     "deterministic": Sign(
         lambda look: look["policy/entropy"] < 0.01 * look.largest_entropy < math.inf and look.stands_still,
         lambda look: f"the policy no longer explores (entropy {look['policy/entropy']:.3f}) and has not learned",
-        "lower --learning-rate, or use --reward-scale none if rewards are large",
+        "lower --learning-rate, or use --reward-scale none if rewards are large and their scale is fixed",
     ),
     "random": Sign(
         lambda look: look["policy/entropy"] > 0.999 * look.largest_entropy and look.stands_still,
