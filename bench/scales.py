@@ -25,7 +25,11 @@ CASES = {
     "observations x 1e-5": ("CartPoleUnits-v0?observations=1e-5", 475, {"1": 300_000, "3": 150_000, "4": 300_000}),
     "rewards x 1": ("CartPoleUnits-v0?rewards=1.0", 475, {"1": 300_000, "3": 150_000, "4": 300_000}),
     "rewards x 100": ("CartPoleUnits-v0?rewards=100.0", 47_500, {"1": 300_000, "3": 150_000, "4": 300_000}),
-    "rewards x 10,000": ("CartPoleUnits-v0?rewards=10000.0", 4_750_000, {"1": 300_000, "3": 150_000, "4": 300_000}),
+    "rewards x 10,000": (
+        "CartPoleUnits-v0?rewards=10000.0",
+        4_750_000,
+        {"1": 300_000, "2": 500_000, "3": 150_000, "4": 300_000, "5": 300_000, "7": 300_000},
+    ),
     "bounds 0 to 1,000": ("PendulumUnits-v0?low=0.0&high=1000.0", -200, {"1": 300_000, "3": 40_000}),
     "bounds +-0.01": ("PendulumUnits-v0?low=-0.01&high=0.01", -200, {"1": 300_000, "3": 40_000}),
     "images, +-1": ("Catch-v0?size=1.0", 0.9, {"1": 400_000, "4": 400_000}),
@@ -35,7 +39,7 @@ CASES = {
     "games half as long": ("Phases-v0?length=16", 13, {"1": 200_000}),
 }
 """name -> (environment of `bench.units`, mean return that counts as learned, chapter -> most steps)"""
-CHAPTERS = {"1": "a3c_data", "3": "apex_dqn", "4": "impala"}
+CHAPTERS = {"1": "a3c_data", "2": "a3c_grad", "3": "apex_dqn", "4": "impala", "5": "task", "7": "ray_impala"}
 ROWS = {f"{chapter} {name}": (chapter, *case) for name, case in CASES.items() for chapter in case[2]}
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from a3c_mp.data.actor import Games
 from a3c_mp.data.episodes import Episode, EpisodeStats, episodes_at
-from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.processes.pool import ActorChannel, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import EnvStep, Writer
@@ -34,7 +33,6 @@ class TransitionCollector:
         self.games = games = Games(env, channel)
         self.stats, self.obs, self.blocks = games.stats, games.obs, games.rollouts
         self.writer = Writer(self.memory.more, channel.worker, args.n_step, args.gamma, games.successor_state)
-        self.return_stats = ReturnStats(args.gamma, 1, args.num_envs)
         self.policy = make_policy(
             args, self.net, env.single_action_space, self.obs, channel.actor, games.successor_state
         )
@@ -42,16 +40,11 @@ class TransitionCollector:
     def fill(self, token: Token) -> int:
         """Append a block of steps to the replay, its statistics to a slot; return the version of the weights."""
         version = self.memory.load(self.net, token)
-        self.writer.reward_scale = float(self.net.reward_scale)
-        if self.args.reward_scale is None and self.writer.reward_scale == 1.0:  # nothing is published yet
-            self.writer.reward_scale = self.return_stats.scale()
+        self.writer.reward_scale = float(self.net.reward_scale)  # 1 until weights are published: first priorities only
         if self.memory.running is not None:  # the ladder of exploration spans the actors that run
             self.policy.place(*self.memory.running)
         nothing_learned = self.memory.weights.untrained and version == 0  # dqn then acts at random
         self.collect(block := self.memory.slots[token.slot], warm_up=nothing_learned)
-        if nothing_learned and self.args.reward_scale is None and block["reward"].isfinite().all():
-            reward = block["reward"].sign() if self.args.reward_clip else block["reward"]
-            self.return_stats.update(0, reward, block["done"])
         self.memory.states.write(token.slot, self.state_fields, block)
         return version
 

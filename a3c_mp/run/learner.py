@@ -104,8 +104,8 @@ class Learner:
         self.net, self.optimizer = setup.net, setup.optimizer
         self.device = next(self.net.parameters()).device
         self.group.broadcast_state(setup.net, setup.optimizer, *setup.saved.values())
-        if setup.return_stats is not None and not (args.deterministic and setup.kept):  # new games
-            setup.return_stats.open.zero_()
+        if setup.return_stats is not None and not (args.deterministic and setup.kept is not None):
+            setup.return_stats.open.zero_()  # actors play new games
         self._set_reward_scale()
         self.weights = self.carrier.share(setup.net, setup.weights_dtype or setup.dtype, untrained=run.updates == 0)
         self.states = ResumeStates(args, setup.layout, start=run.steps, group=self.group)

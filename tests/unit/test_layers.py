@@ -26,7 +26,7 @@ TABLE = {
     "nets": GROUND | {"wrappers"},
     "processes": GROUND | {"_bootstrap"},
     "replay": GROUND | {"processes", "wrappers"},
-    "data": GROUND | {"config", "wrappers", "maths", "nets", "processes", "replay"},
+    "data": GROUND | {"config", "wrappers", "nets", "processes", "replay"},
     "task": GROUND | {"config", "processes"},
     "run": GROUND | {"_bootstrap", "config", "wrappers", "maths", "nets", "processes", "replay", "data"},
 }
