@@ -26,7 +26,7 @@ from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, CommonArgs, Count
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import CheckpointError, ConfigError
+from a3c_mp.errors import CheckpointError, ConfigError, shown
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS, ActionHead, mask_logits
@@ -172,7 +172,7 @@ def export_policy(run: TrainedRun, path: Path) -> None:
             export.write_safetensors(path, net, description)
     except OSError as error:
         raise ConfigError("export", path, f"it cannot be written ({error.strerror})", "choose another") from error
-    print(f"{path}: {run.algorithm} on {run.env_id}, {run.state['steps']:,} steps, {path.stat().st_size:,} bytes")
+    print(f"{shown(str(path))}: {run.algorithm} on {run.env_id}, {run.state['steps']:,} steps, {path.stat().st_size:,} bytes")
 
 
 def description(run: TrainedRun, args: Args) -> str:
@@ -182,7 +182,7 @@ def description(run: TrainedRun, args: Args) -> str:
     how = "sampled" if args.sampled and not run.algo else "greedy"
     of = "" if args.member is None else f" of member {args.member}"
     trained = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps of training"
-    return f"{run.path}{of}: {trained}, {how} actions"
+    return shown(f"{run.path}{of}: {trained}, {how} actions")
 
 
 def play(run: TrainedRun, policy: Policy, args: Args) -> None:
@@ -237,7 +237,7 @@ def main() -> int:
             )
         except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
             raise ConfigError("video", args.video, "it cannot be written to the end", "is the disk full?") from error
-        print(f"{args.video}: a game of {game.length} steps, score {game.episode_return:g}")
+        print(f"{shown(str(args.video))}: a game of {game.length} steps, score {game.episode_return:g}")
     return 0
 
 

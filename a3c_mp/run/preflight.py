@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
+import os
 import platform
 import resource
 import sys
+import tempfile
 import typing
 from contextlib import suppress
 from types import UnionType
@@ -151,6 +153,11 @@ def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
 
 def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
     """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` the GPU `rank`."""
+    try:
+        tempfile.gettempdir()  # torch's optimizers need it
+    except OSError as error:
+        fix = "let the environment variable TMPDIR name a folder that can be written"
+        raise ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), str(error.strerror), fix) from error
     if args.cuda and not torch.cuda.is_available():
         version = torch.version.cuda
         why = f"torch sees no GPU that its CUDA {version} can use" if version else "this torch has no CUDA"

@@ -71,7 +71,7 @@ def saved_run(tmp_path):
 
 
 def test_flags_override_presets_and_presets_override_defaults():
-    assert parse() == Args(stop_return=18.0)
+    assert parse() == Args(stop_return=18.0, runs_dir=Path("runs").absolute())
     cartpole = Args(env_id="CartPole-v1", stop_return=475.0, gamma=0.98)
     assert parse("--env-id", "PongNoFrameskip-v4", "--env_id=CartPole-v1") == cartpole
     assert parse("--env-id=CartPole-v1", "--gamma", "0.5", "--stop-return", "NONE") == Args("CartPole-v1", gamma=0.5)
@@ -310,7 +310,7 @@ def test_ranges_hold_for_presets_too_and_both_ends_belong_to_them():
 
 def test_a_resumed_run_keeps_its_settings_except_for_flags_given_now(saved_run):
     folder = saved_run(env_id="CartPole-v1", num_envs=7, gamma=0.5, stop_return=None, passes="left out")
-    args = Args(env_id="CartPole-v1", num_envs=7, gamma=0.5, resume=folder, runs_dir=Path("somewhere"))
+    args = Args(env_id="CartPole-v1", num_envs=7, gamma=0.5, resume=folder, runs_dir=Path("somewhere").absolute())
     assert parse("--resume", str(folder), "--env-id", "CartPole-v1") == args, "no preset comes in between"
     now = parse("--resume", str(folder), "--total-steps", "2e6", "--checkpoint-steps=7")
     assert now == dataclasses.replace(args, total_steps=2_000_000, checkpoint_steps=7)
