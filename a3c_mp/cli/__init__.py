@@ -49,12 +49,8 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
     args = dataclasses.replace(default, **given)
     check_ranges(args)
     check_unused(args, given)
-    env_id = _with_kwargs(args.env_id, args.env_kwargs)
-    return dataclasses.replace(args, env_id=env_id, env_kwargs=(), **_absolute_paths(args, here))
-
-
-def _absolute_paths(args: Any, here: Path) -> dict[str, Path]:
-    return {name: here / value for name, value in vars(args).items() if isinstance(value, Path)}
+    paths = {name: here / value for name, value in vars(args).items() if isinstance(value, Path)}
+    return dataclasses.replace(args, env_id=_with_kwargs(args.env_id, args.env_kwargs), env_kwargs=(), **paths)
 
 
 def run_to_continue(given: Mapping[str, Any], runs_dir: Path) -> Path | None:
@@ -94,7 +90,7 @@ def parse_plain(args_class: type[A], description: str, argv: Sequence[str] | Non
     args, others = parse_own(args_class, description, argv)
     if others:
         raise refusal(others, args_class)
-    return dataclasses.replace(typing.cast(Any, args), **_absolute_paths(args, start_here()))
+    return args
 
 
 def parse_own(args_class: type[A], description: str, argv: Sequence[str] | None = None) -> tuple[A, list[str]]:

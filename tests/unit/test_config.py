@@ -20,6 +20,8 @@ from a3c_mp.config import FORMAT, Between, CommonArgs, Count, Fraction, check_ra
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 
+HERE = Path.cwd()
+
 
 @dataclass(frozen=True)
 class Base(CommonArgs):
@@ -29,6 +31,8 @@ class Base(CommonArgs):
 
     gamma: Fraction = 0.99
     """discount for each agent step"""
+    runs_dir: Path = HERE / "runs"
+    """absolute, as all paths of a command line are"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def saved_run(tmp_path):
 
 
 def test_flags_override_presets_and_presets_override_defaults():
-    assert parse() == Args(stop_return=18.0, runs_dir=Path("runs").absolute())
+    assert parse() == Args(stop_return=18.0)
     cartpole = Args(env_id="CartPole-v1", stop_return=475.0, gamma=0.98)
     assert parse("--env-id", "PongNoFrameskip-v4", "--env_id=CartPole-v1") == cartpole
     assert parse("--env-id=CartPole-v1", "--gamma", "0.5", "--stop-return", "NONE") == Args("CartPole-v1", gamma=0.5)
