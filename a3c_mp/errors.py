@@ -18,7 +18,9 @@ def start_here() -> Path:
 
 def shown(text: str) -> str:
     """A text for users: paths below the folder in which the script was started are relative to it."""
-    return re.sub(rf"(?<![\w./-]){re.escape(str(STARTED_IN[0]))}/", "", text) if STARTED_IN else text
+    if not STARTED_IN or len(STARTED_IN[0].parts) == 1:  # in / all of a path is below it
+        return text
+    return re.sub(rf"(?<![\w./-]){re.escape(str(STARTED_IN[0]))}/", "", text)
 
 
 def one_line(error: BaseException) -> str:

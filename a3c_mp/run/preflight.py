@@ -116,6 +116,16 @@ def check_system() -> None:
     if (machine := platform.machine()).lower() not in ("x86_64", "amd64"):
         why = "weights and replay are shared without locks, which relies on the memory order of x86-64"
         raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
+    check_temporary_folder()
+
+
+def check_temporary_folder() -> None:
+    """Raise ConfigError if there is none that can be written: torch's optimizers need it, and nodes their sockets."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        fix = "let the environment variable TMPDIR name a folder that can be written"
+        raise ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), str(error.strerror), fix) from error
 
 
 def check_processes(num_actors: int, others: int = 0, flag: str = "num-actors") -> None:
@@ -153,11 +163,7 @@ def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
 
 def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
     """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` the GPU `rank`."""
-    try:
-        tempfile.gettempdir()  # torch's optimizers need it
-    except OSError as error:
-        fix = "let the environment variable TMPDIR name a folder that can be written"
-        raise ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), str(error.strerror), fix) from error
+    check_temporary_folder()
     if args.cuda and not torch.cuda.is_available():
         version = torch.version.cuda
         why = f"torch sees no GPU that its CUDA {version} can use" if version else "this torch has no CUDA"

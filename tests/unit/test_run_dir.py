@@ -16,7 +16,7 @@ from harness import files_no_longer_than
 from torch import nn
 
 from a3c_mp.config import FORMAT, CommonArgs
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, shown
 from a3c_mp.run import run_dir as folder
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import describe_run
@@ -229,3 +229,18 @@ def test_the_commit_is_that_of_the_source_tree_not_of_a_repository_that_it_is_in
     for command in (["add", "run_dir.py"], [*IDENTITY, "commit", "-qm", "the source"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     assert re.fullmatch("[0-9a-f]{40}", folder.git_commit())
+
+
+# ---- how paths are shown
+
+
+@pytest.mark.parametrize(
+    ("start", "text", "wanted"),
+    [
+        ("/a/b", "in /a/b/runs/r: '/a/b/x', /c/a/b/x, /a/bc, /a/b", "in runs/r: 'x', /c/a/b/x, /a/bc, /a/b"),
+        ("/", "attach-to=tcp://127.0.0.1:5: /runs/r", "attach-to=tcp://127.0.0.1:5: /runs/r"),
+    ],
+)
+def test_paths_below_the_folder_of_the_start_are_shown_relative_to_it(start, text, wanted, monkeypatch):
+    monkeypatch.setattr("a3c_mp.errors.STARTED_IN", [Path(start)])
+    assert shown(text) == wanted
