@@ -20,8 +20,7 @@ FORMAT = 3
 """of checkpoints and `config.json`; a run of another format cannot be resumed"""
 
 
-PLACE = {"resume", "resume_or_start", "run_name", "runs_dir"}
-"""settings that say where a run is"""
+PLACE = {"resume", "resume_or_start", "run_name", "runs_dir"}  # settings that say where a run is
 
 
 def check_name(name: str) -> None:

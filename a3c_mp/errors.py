@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-STARTED_IN: list[Path] = []
-"""the folder that was the current one when the command line was read"""
+STARTED_IN: list[Path] = []  # the current folder when the command line was read
 
 
 def start_here() -> Path:
@@ -18,9 +17,7 @@ def start_here() -> Path:
 
 def shown(text: str) -> str:
     """A text for users: paths below the folder in which the script was started are relative to it."""
-    if not STARTED_IN or len(STARTED_IN[0].parts) == 1:  # in / all of a path is below it
-        return text
-    return re.sub(rf"(?<![\w./-]){re.escape(str(STARTED_IN[0]))}/", "", text)
+    return re.sub(rf"(?<![\w.:/-]){re.escape(str(STARTED_IN[0]))}/", "", text) if STARTED_IN else text
 
 
 def one_line(error: BaseException) -> str:

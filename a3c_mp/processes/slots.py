@@ -20,11 +20,8 @@ from torch import Tensor
 
 MIB, GIB = 2**20, 2**30
 MEMINFO, CGROUP, CONTAINER = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-CGROUP_FILES = {
-    "memory.max": ("memory.current", "inactive_file"),
-    "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
-}
-"""limit -> (memory in use, of that what caches files and can be freed), in versions 2 and 1 of cgroups"""
+CGROUP_2 = "memory.max", "memory.current", "inactive_file"  # limit, memory in use, what of it caches files
+CGROUP_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"  # the same in version 1
 ALIGNMENT = 64  # bytes; fields start on a cache line
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -123,7 +120,7 @@ def free_memory() -> int:
     with suppress(OSError, KeyError, ValueError):  # not Linux
         fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
         free.append(1024 * int(fields["MemAvailable"].split()[0]))
-    for folder, (limit_file, (used_file, cache)) in itertools.product(cgroups(), CGROUP_FILES.items()):
+    for folder, (limit_file, used_file, cache) in itertools.product(cgroups(), (CGROUP_2, CGROUP_1)):
         with suppress(OSError, KeyError, ValueError):  # of the other version, or without a limit
             limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
             parts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -132,17 +129,13 @@ def free_memory() -> int:
 
 
 def cgroups() -> set[Path]:
-    """The folders of this process's control groups for memory and of those around them, up to that of the container.
-
-    A container may show its own group as the root, under whatever name the group has outside.
-    """
+    """Folders of the control groups around this process; a container may show its own as the root, by another name."""
     found = {CONTAINER, CONTAINER / "memory"}
     with suppress(OSError, ValueError):
         for line in CGROUP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers or "memory" in controllers.split(","):  # version 2, or version 1
-                root = CONTAINER / "memory" if controllers else CONTAINER
-                inside = Path(path.lstrip("/"))
+                root, inside = CONTAINER / ("memory" if controllers else ""), Path(path.lstrip("/"))
                 found |= {root / each for each in (inside, *inside.parents) if ".." not in each.parts}
     return found
 

@@ -116,7 +116,6 @@ def check_system() -> None:
     if (machine := platform.machine()).lower() not in ("x86_64", "amd64"):
         why = "weights and replay are shared without locks, which relies on the memory order of x86-64"
         raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
-    check_temporary_folder()
 
 
 def check_temporary_folder() -> None:
@@ -124,7 +123,7 @@ def check_temporary_folder() -> None:
     try:
         tempfile.gettempdir()
     except OSError as error:
-        fix = "let the environment variable TMPDIR name a folder that can be written"
+        fix = "let TMPDIR name a folder that can be written"
         raise ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), str(error.strerror), fix) from error
 
 

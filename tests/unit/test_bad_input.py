@@ -368,7 +368,9 @@ def test_no_temporary_folder_that_can_be_written(main, flags, refused, monkeypat
         patch.setattr("tempfile.tempdir", None)
         patch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc", "/sys"])
         line = refused(main, [*flags, "--env-id", "CartPole-v1"])
-    assert line.startswith("error: TMPDIR=/proc: No usable temporary directory found in ['/proc', '/sys']; let the")
+    assert line.startswith(
+        "error: TMPDIR=/proc: No usable temporary directory found in ['/proc', '/sys']; let TMPDIR name a"
+    )
 
 
 # ---- runs that are there
