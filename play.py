@@ -13,7 +13,7 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: Ctrl-C ends the script in on
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -26,7 +26,7 @@ from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, CommonArgs, Count
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import CheckpointError, ConfigError
+from a3c_mp.errors import CheckpointError, ConfigError, shown, start_here
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS, ActionHead, mask_logits
@@ -172,7 +172,8 @@ def export_policy(run: TrainedRun, path: Path) -> None:
             export.write_safetensors(path, net, description)
     except OSError as error:
         raise ConfigError("export", path, f"it cannot be written ({error.strerror})", "choose another") from error
-    print(f"{path}: {run.algorithm} on {run.env_id}, {run.state['steps']:,} steps, {path.stat().st_size:,} bytes")
+    what = f"{run.algorithm} on {run.env_id}, {run.state['steps']:,} steps, {path.stat().st_size:,} bytes"
+    print(shown(f"{path}: {what}"))
 
 
 def description(run: TrainedRun, args: Args) -> str:
@@ -219,7 +220,8 @@ def print_scores(played: Sequence[Episode], args: Args) -> None:
 
 
 def main() -> int:
-    args = parse_plain(Args, __doc__)
+    args, here = parse_plain(Args, __doc__), start_here()  # an environment may leave the current folder
+    args = replace(args, video=args.video and here / args.video, export=args.export and here / args.export)
     if args.video is not None and args.export is not None:
         raise ConfigError("video", args.video, "--export plays no game", "leave one of them out")
     run = load_run(args.run, args.member)
@@ -237,7 +239,7 @@ def main() -> int:
             )
         except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
             raise ConfigError("video", args.video, "it cannot be written to the end", "is the disk full?") from error
-        print(f"{args.video}: a game of {game.length} steps, score {game.episode_return:g}")
+        print(f"{shown(str(args.video))}: a game of {game.length} steps, score {game.episode_return:g}")
     return 0
 
 

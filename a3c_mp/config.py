@@ -20,6 +20,20 @@ FORMAT = 3
 """of checkpoints and `config.json`; a run of another format cannot be resumed"""
 
 
+PLACE = {"resume", "resume_or_start", "run_name", "runs_dir"}  # settings that say where a run is
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError for the name of a run that is no plain folder name."""
+    if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > 255:
+        raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run folder holds a checkpoint, even one that cannot be read: only a run without any may start again."""
+    return any((folder / "checkpoints").glob(f"step_{12 * '[0-9]'}.json"))
+
+
 def format_error(path: Path, form: object) -> str | None:
     """Why a checkpoint or a `config.json` with this "format" (None: without) cannot be used; None if it can."""
     if form == FORMAT:
@@ -74,6 +88,8 @@ class CommonArgs:
     """folder for run folders: checkpoints, logs, TensorBoard events"""
     resume: Path | None = None
     """run folder to continue from its newest checkpoint, with its saved settings; flags given now override them"""
+    resume_or_start: bool = False
+    """continue the run --run-name if it has a checkpoint, else start it: one command for schedulers that repeat jobs"""
     checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0
     """time between checkpoints (s)"""
     checkpoint_steps: Count | None = None

@@ -1,5 +1,24 @@
 """The errors of this library. Each message says who, what and what to do; scripts print it instead of a traceback."""
 
+import re
+from pathlib import Path
+
+STARTED_IN: list[Path] = []  # the current folder when the command line was read
+
+
+def start_here() -> Path:
+    """The current folder: paths of the command line are relative to it, also once an environment has left it."""
+    try:
+        STARTED_IN[:] = [Path.cwd()]
+    except OSError as error:
+        raise ConfigError("current folder", "", f"it cannot be found ({error.strerror})", "cd to another") from None
+    return STARTED_IN[0]
+
+
+def shown(text: str) -> str:
+    """A text for users: paths below the folder in which the script was started are relative to it."""
+    return re.sub(rf"(?<![\w.:/-]){re.escape(str(STARTED_IN[0]))}/", "", text) if STARTED_IN else text
+
 
 def one_line(error: BaseException) -> str:
     """Kind and message of any error, in one line."""
@@ -18,7 +37,7 @@ class ConfigError(A3CError):
 
     def __init__(self, what: str, value: object, why: str, fix: str = ""):
         self.given = what if value == "" else f"{what}={value}"
-        super().__init__(" ".join(f"{self.given}: {why}; {fix}".split()).removesuffix(";"))
+        super().__init__(shown(" ".join(f"{self.given}: {why}; {fix}".split()).removesuffix(";")))
         self.what, self.value, self.why, self.fix = what, value, why, fix
 
 

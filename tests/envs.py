@@ -17,6 +17,7 @@
 | Angle | Count whose infos have the angle 10 * episode + step, also at a reset, but not in an episode's first step |
 | Restless | Count whose infos change types, shapes and names with every step, and with every environment |
 | Careless | it draws from `random`, `np.random` and torch where they are made, reset and stepped |
+| Wandering | it leaves the current folder for another, `where`, as soon as it is made |
 | Crash | Count that raises in its 50th step |
 | Wide Narrow | the action should lie in its bounds, [0, 1000] or +-0.01, where the observation lies in [-1, 1] |
 | Masked | half of the actions, others in each step, end the game at once; its masks say which |
@@ -305,6 +306,12 @@ class CarelessEnv(CartPoleEnv):
         return np.float32(obs + 0.01 * self.draw()), reward + self.draw(), *rest
 
 
+class WanderingEnv(CartPoleEnv):
+    def __init__(self, where="/", **kwargs):
+        super().__init__(**kwargs)
+        os.chdir(where)
+
+
 class CrashEnv(CountEnv):
     """Raises in its 50th step."""
 
@@ -410,6 +417,7 @@ for env in (
     SurrogateEnv,
     UnrepeatableEnv,
     CarelessEnv,
+    WanderingEnv,
 ):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
 gymnasium.register("Wide-v0", entry_point=AimEnv, kwargs={"low": 0.0, "high": 1000.0})

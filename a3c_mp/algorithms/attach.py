@@ -17,7 +17,7 @@ from a3c_mp.processes.pool import NICENESS
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluate import NICENESS as EVALUATOR_NICENESS
-from a3c_mp.run.preflight import check_processes, check_system, probe_env
+from a3c_mp.run.preflight import check_processes, check_system, check_temporary_folder, probe_env
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.node import REPORT_REFUSAL, Node
 from a3c_mp.task.parallel import Role, run_joined_nodes
@@ -32,6 +32,7 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     """
     assert args.attach_to is not None
     check_system()
+    check_temporary_folder()
     log = open_log()
     is_collector = args.role == "collector"
     number = args.num_actors if is_collector else 1

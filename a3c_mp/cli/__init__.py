@@ -18,8 +18,8 @@ from gymnasium.spaces import Box
 import wrappers
 from a3c_mp.cli.flags import as_flag, check_unused
 from a3c_mp.cli.parser import make_parser, read_flags, refusal
-from a3c_mp.config import check_ranges, flag_name, format_error
-from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.config import PLACE, CommonArgs, check_name, check_ranges, flag_name, format_error, has_checkpoint
+from a3c_mp.errors import ConfigError, Stopped, start_here
 from a3c_mp.nets.layers import is_image
 
 A = TypeVar("A")
@@ -32,7 +32,9 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
     given, others = read_flags(args_class, sys.argv[1:] if argv is None else argv)
     if others:
         raise refusal(others, args_class)
-    wants_help, make = given.pop("help", False), typing.cast(Any, args_class)
+    wants_help, make, here = given.pop("help", False), typing.cast(Any, args_class), start_here()
+    if (folder := run_to_continue(given, make.runs_dir)) is not None and "resume" not in given:
+        given = {name: value for name, value in given.items() if name not in PLACE} | {"resume": folder}
     if "resume" in given:
         default = make(**_saved_settings(args_class, given))
     else:
@@ -47,21 +49,39 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
     args = dataclasses.replace(default, **given)
     check_ranges(args)
     check_unused(args, given)
-    return dataclasses.replace(args, env_id=_with_kwargs(args.env_id, args.env_kwargs), env_kwargs=())
+    paths = {name: here / value for name, value in vars(args).items() if isinstance(value, Path)}
+    return dataclasses.replace(args, env_id=_with_kwargs(args.env_id, args.env_kwargs), env_kwargs=(), **paths)
+
+
+def run_to_continue(given: Mapping[str, Any], runs_dir: Path) -> Path | None:
+    """The folder of the run that flags continue: `--resume`, or with `--resume-or-start` one with a checkpoint."""
+    if "resume" in given or not given.get("resume_or_start"):
+        return given.get("resume")
+    if (name := given.get("run_name")) is None:
+        raise ConfigError("resume-or-start", "", "it needs the name of the run", "add --run-name NAME")
+    check_name(name)
+    folder = given.get("runs_dir", runs_dir) / name
+    return folder if has_checkpoint(folder) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Early(CommonArgs):
+    """What `parse_algo` has to know first."""
+
+    algo: str | None = None
 
 
 def parse_algo(
     settings: Mapping[str, tuple[type[A], Presets]], description: str, argv: Sequence[str] | None = None
 ) -> A:
     """Parse the command line of a chapter whose `--algo` decides which (settings, presets) hold, or else the first."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--algo", nargs="?")
-    parser.add_argument("--resume", nargs="?", type=Path)
-    early, _ = parser.parse_known_args(argv)
-    if early.resume is not None:
-        with suppress(OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
-            early.algo = json.loads((early.resume / "config.json").read_text())["args"]["algo"]
-    args_class, presets = settings.get(str(early.algo), next(iter(settings.values())))
+    first, algo = next(iter(settings.values())), None
+    with suppress(ConfigError, OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
+        given, _ = read_flags(_Early, sys.argv[1:] if argv is None else argv)
+        algo = given.get("algo")
+        if (folder := run_to_continue(given, typing.cast(Any, first[0]).runs_dir)) is not None:
+            algo = json.loads((folder / "config.json").read_text())["args"]["algo"]
+    args_class, presets = settings.get(str(algo), first)
     return parse_args(args_class, presets, description, argv)
 
 

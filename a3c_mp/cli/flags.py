@@ -34,6 +34,7 @@ OTHER_NAMES = {
     "stop-return": "target-return reward-threshold",
     "checkpoint-seconds": "save-freq save-frequency save-every save-model",
     "eval-every": "eval-freq eval-interval evaluate",
+    "resume-or-start": "auto-resume autoresume restart-behavior requeue",
     "resume": "load checkpoint restore load-model trained-agent",
     "replay-size": "buffer-size memory-size",
     "replay-ratio": "train-frequency train-freq gradient-steps",
@@ -65,7 +66,9 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule("run-name runs-dir", "resume", lambda folder: folder is None, "start a new run without --resume"),
+    Rule(
+        "run-name runs-dir resume-or-start", "resume", lambda folder: folder is None, "start a new run without --resume"
+    ),
     Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
     Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
     Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),

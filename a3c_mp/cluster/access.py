@@ -39,8 +39,12 @@ except BaseException as error:
 
 def home() -> Path:
     """The folder of tokens and addresses, mode 0700. Raises ConfigError if it cannot be made, or others may use it."""
-    folder = Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".a3c_mp")
     fix = f"choose another with the environment variable {HOME_VARIABLE}"
+    folder = Path(os.environ.get(HOME_VARIABLE) or Path("~/.a3c_mp"))
+    try:
+        folder = folder.expanduser()
+    except RuntimeError as error:  # no HOME, and a user without an entry in /etc/passwd
+        raise ConfigError("folder", folder, "there is no home folder", fix) from error
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from a3c_mp.errors import ConfigError, one_line
+from a3c_mp.errors import STARTED_IN, ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic, LayeredActorCritic
 from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.layers import LSTMCore, convolutions, is_image, mlp, num_features
@@ -132,7 +132,7 @@ def _make_own_net(
 def _find_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:
     """The function `module:function`; the current folder is searched last. Raises ConfigError."""
     module, _, function = name.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
+    if (here := str(STARTED_IN[0] if STARTED_IN else Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
         return getattr(importlib.import_module(module), function)

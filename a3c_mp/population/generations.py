@@ -17,7 +17,7 @@ from a3c_mp.population.settings import Args, check_settings
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.workers import Workers
-from a3c_mp.run.preflight import probe_env, set_up_torch
+from a3c_mp.run.preflight import check_temporary_folder, probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 
@@ -121,6 +121,7 @@ def launch(parse: Callable[[], Args], member: Target, train: Callable[[Args, Gen
     with ranks.one_voice():
         args = parse()
         check_settings(args)
+        check_temporary_folder()
         spaces = probe_env(args.env_id, dqn.ACTIONS)
         if is_image(spaces[0]):
             why = f"observations are images {spaces[0].shape}, members need vectors"

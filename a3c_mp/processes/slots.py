@@ -7,6 +7,7 @@ tensor costs about 0.4 ms for each file descriptor, a number 0.01 ms. All slots 
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import warnings
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor
 
 MIB, GIB = 2**20, 2**30
-MEMINFO, CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+MEMINFO, CGROUP, CONTAINER = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+CGROUP_2 = "memory.max", "memory.current", "inactive_file"  # limit, memory in use, what of it caches files
+CGROUP_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"  # the same in version 1
 ALIGNMENT = 64  # bytes; fields start on a cache line
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -112,16 +115,29 @@ def check_shared_memory(needed: int) -> None:
 
 
 def free_memory() -> int:
-    """Bytes of memory that are free, in the machine and in its container; caches of files count as free."""
+    """Bytes of memory that are free, in the machine and below every limit; caches of files count as free."""
     free = [2**63]
     with suppress(OSError, KeyError, ValueError):  # not Linux
         fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
         free.append(1024 * int(fields["MemAvailable"].split()[0]))
-    with suppress(OSError, KeyError, ValueError):  # no container, or one without a limit
-        limit, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
-        parts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-        free.append(max(0, limit - used + int(parts["inactive_file"])))
+    for folder, (limit_file, used_file, cache) in itertools.product(cgroups(), (CGROUP_2, CGROUP_1)):
+        with suppress(OSError, KeyError, ValueError):  # of the other version, or without a limit
+            limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
+            parts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            free.append(max(0, limit - used + int(parts[cache])))
     return min(free)
+
+
+def cgroups() -> set[Path]:
+    """Folders of the control groups around this process; a container may show its own as the root, by another name."""
+    found = {CONTAINER, CONTAINER / "memory"}
+    with suppress(OSError, ValueError):
+        for line in CGROUP.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "memory" in controllers.split(","):  # version 2, or version 1
+                root, inside = CONTAINER / ("memory" if controllers else ""), Path(path.lstrip("/"))
+                found |= {root / each for each in (inside, *inside.parents) if ".." not in each.parts}
+    return found
 
 
 def _mib(size: int) -> str:

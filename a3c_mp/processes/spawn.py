@@ -1,9 +1,9 @@
 """Spawned child processes: how they start, how they end, and what their parent hears of that.
 
-They leave Ctrl-C to their parent and do not outlive it. A worker leads a process group. Whatever an environment has
-started in it (a simulator, a browser) is killed when the worker ends: by the parent, before it collects the worker's
-exit code, or by the watchdog when the parent itself is gone. What an environment puts into a group or session of its
-own is left to its `close()`.
+They leave Ctrl-C and a scheduler's warnings to their parent and do not outlive it. A worker leads a process group.
+Whatever an environment has started in it (a simulator, a browser) is killed when the worker ends: by the parent, before
+it collects the worker's exit code, or by the watchdog when the parent itself is gone. What an environment puts into a
+group or session of its own is left to its `close()`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import Any
 from a3c_mp._bootstrap import PARENT_VARIABLE, end_with_parent
 from a3c_mp.errors import Terminated
 from a3c_mp.processes.prints import print_into, prints
-from a3c_mp.processes.watchdog import Watchdog
+from a3c_mp.processes.watchdog import WARNINGS, Watchdog
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""signals by which a user, a shell or a machine that shuts down ends a script"""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS)
+"""signals by which a user, a shell, a scheduler or a machine that shuts down ends a script"""
 MAX_MESSAGE = 4096 - 4
 """bytes; PIPE_BUF on Linux, the most that a pipe takes in one piece, less the length that stands before a message"""
 ERROR, DONE, STARTING = "error", "done", "starting"
@@ -52,17 +52,17 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
     Raises:
         OSError, RuntimeError: the machine, or a limit of the user's, allows no further process or thread.
     """
-    # The first child would start the resource tracker, and that unblocks the SIGINT that is blocked here.
-    resource_tracker.ensure_running()
-    if group:
-        _watchdog.ensure_running()
     pipe = prints.open_pipe()
     kind = GroupLeader if group else SpawnProcess
     process = kind(target=_main, args=(os.getpid(), pipe, main, args, group), name=name, daemon=daemon)
-    # A blocked SIGINT stays blocked in the child from its first instruction on, through all its imports.
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # What is blocked stays blocked in a child from its first instruction on, through all its imports.
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     try:
+        resource_tracker.ensure_running()  # else the first child would start it, and that unblocks SIGINT
+        if group:
+            _watchdog.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         process.start()
     finally:
         del os.environ[PARENT_VARIABLE]
@@ -80,7 +80,9 @@ def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], a
     if pipe is not None:
         print_into(pipe)
     faulthandler.enable()  # a crash in native code names the Python line that led to it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C does
+    for signum in (signal.SIGINT, *WARNINGS):  # the parent decides what they do
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)  # an environment may have a handler of its own
     with suppress(OSError):  # no /proc
         Path("/proc/self/comm").write_text(current_process().name[:15])  # `top` shows "worker-3" instead of "python"
     main(*args)

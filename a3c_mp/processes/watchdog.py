@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 LOOK_SECONDS = 0.5  # between two looks at the parent's id, in case the end of file does not come
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # of a scheduler that is about to end a job
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *WARNINGS)
 """signals that may go to all processes of a run; its parent decides what they do"""
 
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from a3c_mp.config import has_checkpoint
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluation import Evaluation
+from a3c_mp.run.run_dir import name_of
 
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
@@ -71,6 +73,8 @@ class Checkpointer:
             path = checkpoint.load_newest(self.folder, self._restore, self.log.warning, **self.origin)
         except CheckpointError as error:
             fix = "start a new run, restore the folder, or leave out flags that are new"
+            if not has_checkpoint(self.folder.parent):
+                fix += f"; --run-name {name_of(self.folder.parent)} --resume-or-start starts this one again"
             raise ConfigError("resume", self.args.resume, str(error), fix) from error
         self.newest, self.saved_steps = path, self.progress.steps
         checkpoint.set_aside_newer(path)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from a3c_mp.errors import shown
 from a3c_mp.processes.console import console
 from a3c_mp.processes.prints import prints
 
@@ -52,11 +53,16 @@ class ConsoleHandler(logging.Handler):
         console.print(Text(self.format(record), style=STYLES.get(record.levelno, "")))
 
 
+def _shorten_paths(record: logging.LogRecord) -> bool:
+    record.msg, record.args = shown(record.getMessage()), None
+    return True
+
+
 def open_log(folder: Path | None = None) -> logging.Logger:
     """Open a logger to the console, and in a run folder to `run.log`, which child processes' prints go to as well."""
     log = logging.getLogger(f"a3c_mp.{folder or 'terminal'}")
     log.setLevel(logging.INFO)
-    log.propagate, log.handlers = False, [ConsoleHandler()]
+    log.propagate, log.handlers, log.filters = False, [ConsoleHandler()], [_shorten_paths]
     if folder is None:
         return log
     file = logging.FileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
+import os
 import platform
 import resource
 import sys
+import tempfile
 import typing
 from contextlib import suppress
 from types import UnionType
@@ -116,6 +118,15 @@ def check_system() -> None:
         raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
 
 
+def check_temporary_folder() -> None:
+    """Raise ConfigError if there is none that can be written: torch's optimizers need it, and nodes their sockets."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        fix = "let TMPDIR name a folder that can be written"
+        raise ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), str(error.strerror), fix) from error
+
+
 def check_processes(num_actors: int, others: int = 0, flag: str = "num-actors") -> None:
     """Raise ConfigError, which names `flag`, if memory or open files do not suffice for actors and other processes.
 
@@ -151,6 +162,7 @@ def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
 
 def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
     """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` the GPU `rank`."""
+    check_temporary_folder()
     if args.cuda and not torch.cuda.is_available():
         version = torch.version.cuda
         why = f"torch sees no GPU that its CUDA {version} can use" if version else "this torch has no CUDA"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from a3c_mp._bootstrap import IGNORED_AT_START
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import A3CError, ConfigError, NothingToDo, Stopped, WorkerError
+from a3c_mp.errors import A3CError, ConfigError, NothingToDo, Stopped, WorkerError, shown
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.processes.console import console
 from a3c_mp.processes.learner_group import Stateful
@@ -64,10 +64,12 @@ class Run(RunState):
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
         self.failed = self.unsaved = self._finished = False
-        self.folder, lock = claim_folder(args, algorithm)
+        self.folder, lock, note = claim_folder(args, algorithm)
         with ExitStack() as cleanup, refuse_unwritable(args, self.folder):
             cleanup.callback(lock.close)  # here if there is an error
             self.log = open_log(self.folder)
+            if note:
+                self.log.warning(note)
             self.progress = Progress(args)
             if args.eval_every:
                 self.progress.evals.attach(net, self.log, self.record_evaluation)
@@ -202,7 +204,7 @@ class Run(RunState):
             self.exit_reason = self.exit_reason or self._reason_to_stop
             # After a signal, workers are lost because they received it too.
             self.failed = self.exit_reason is None or not isinstance(error, WorkerError)
-        self.exit_code = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(self.exit_reason or "", 0)
+        self.exit_code = {signum.name: 128 + signum for signum in SIGNALS}.get(self.exit_reason or "", 0)
         skipped = [name for name, number in self.counters.items() if number and name.endswith("_not_finite")]
         if error is not None and self.failed:
             self.exit_code, self.exit_reason = 1, f"error: {error_summary(describe_error(error))}"
@@ -254,4 +256,4 @@ def refuse_ended(folder: Path, progress: Progress) -> None:
     reason = progress.stop_reason()
     if reason in HOW_TO_GO_ON and end_of(folder) == (reason, progress.steps):
         what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
-        raise NothingToDo(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on")
+        raise NothingToDo(shown(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on"))

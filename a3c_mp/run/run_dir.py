@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -22,15 +23,23 @@ import numpy as np
 import torch
 
 import a3c_mp
-from a3c_mp.config import FORMAT, CommonArgs, flag_name
+from a3c_mp.config import FORMAT, PLACE, CommonArgs, check_name, flag_name, has_checkpoint
 from a3c_mp.errors import ConfigError
 
-PLACE = {"resume", "run_name", "runs_dir"}  # settings that say where a run is
-LEFT_BY_FAILED_START = {".lock", "run.log", "episodes.csv"}  # besides an empty folder for checkpoints
+OF_A_START = (
+    "config.json",
+    "events.out.tfevents.*",
+    "tracker_id",
+)  # files of a run that another start does not replace
+NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # what file systems answer that cannot sync a folder
 
 
-def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
-    """Make, check and lock the folder of a run; return it and its lock file. Raises ConfigError if that fails."""
+def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
+    """Make, check and lock the folder of a run; return it, its lock file, and a warning if there are no locks.
+
+    Raises ConfigError if that fails.
+    """
+    warning, flag = "", "run-name" if args.resume is None else "resume"
     with refuse_unwritable(args, args.runs_dir):
         folder = new_folder(args, algorithm) if args.resume is None else args.resume
     with refuse_unwritable(args, folder):
@@ -39,17 +48,17 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 lock.seek(0)
-                flag = "run-name" if args.resume is None else "resume"
-                why = f"{folder} is in use by process {lock.read()}"
+                why = f"{folder} is in use by {f'process {pid}' if (pid := lock.read()) else 'another process'}"
                 raise ConfigError(flag, folder.name, why, "wait for it, or choose another") from None
+            except OSError as error:  # a file system without locks, as some over a network
+                warning = f"{folder} cannot be locked ({error.strerror}): see that no other run uses it"
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
-            if args.resume is None and (folder / "config.json").exists():
-                fix = f"choose another name, or --resume {folder}"
-                raise ConfigError("run-name", folder.name, f"{folder} holds a run already", fix)
+            if args.resume is None:
+                check_new(args, folder)
             (folder / "checkpoints").mkdir(exist_ok=True)
             probe = folder / "checkpoints/.writable"
             probe.touch()
@@ -57,7 +66,18 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO]:
         except BaseException:
             lock.close()
             raise
-    return folder, lock
+    return folder, lock, warning
+
+
+def check_new(args: CommonArgs, folder: Path) -> None:
+    """Raise ConfigError for a folder that holds a run, unless it has no checkpoint and `--resume-or-start` is given."""
+    if has_checkpoint(folder) or ((folder / "config.json").exists() and not args.resume_or_start):
+        fix = f"choose another name, or --resume {folder}"
+        fix += "" if has_checkpoint(folder) else "; it has no checkpoint: --resume-or-start starts it again"
+        raise ConfigError("run-name", folder.name, f"{folder} holds a run already", fix)
+    for pattern in OF_A_START:
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
 def new_folder(args: CommonArgs, algorithm: str) -> Path:
@@ -65,13 +85,10 @@ def new_folder(args: CommonArgs, algorithm: str) -> Path:
     if (name := args.run_name) is None:
         env = re.sub(r"[/:?&=%]", "_", args.env_id)
         name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > 255:
-        raise ConfigError("run-name", name, "must be a plain folder name", "choose a short one without / or ..")
+    check_name(name)
     folder = args.runs_dir / name
-    foreign = {path.name for path in folder.glob("*")} - LEFT_BY_FAILED_START
-    if not any((folder / "checkpoints").glob("*")):
-        foreign.discard("checkpoints")
-    if foreign and not (folder / "config.json").exists():
+    foreign = {path.name for path in folder.glob("*")}
+    if foreign and not foreign & {".lock", "config.json"}:
         why = f"{folder} is not a run folder: it holds {min(foreign)}"
         raise ConfigError("run-name", name, why, "choose another name")
     return folder
@@ -102,7 +119,8 @@ def name_of(folder: Path) -> str:
 
 def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> dict[str, Any]:
     """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run."""
-    place = {"resume": None, "run_name": name_of(folder), "runs_dir": os.path.normpath(folder / "..")}
+    place = {"resume": None, "resume_or_start": False, "run_name": name_of(folder)}
+    place["runs_dir"] = os.path.normpath(folder / "..")
     versions = {"torch": torch.__version__, "gymnasium": gymnasium.__version__, "numpy": np.__version__}
     start = {
         "args": as_recorded(args) | place,
@@ -181,5 +199,8 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
     finally:
         os.close(descriptor)

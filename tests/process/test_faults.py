@@ -154,7 +154,7 @@ def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts,
     assert not scripts.left(before)
 
 
-INT, TERM = signal.SIGINT, signal.SIGTERM
+INT, TERM, USR1, XCPU = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU
 FEW = [  # every pair of two of the other choices occurs
     (TASK, INT, "group", 1, under_way),
     (IMPALA, TERM, "parent", 2, under_way),
@@ -162,11 +162,13 @@ FEW = [  # every pair of two of the other choices occurs
     (APEX_DQN, TERM, "group", 2, saving),
     (A3C_GRAD, INT, "group", 2, starting_up),
     (TASK, TERM, "parent", 1, starting_up),
+    (A3C_DATA, USR1, "group", 2, under_way),
 ]
-ALL = [
+ALL = [(chapter, USR1, "group", 1, starting_up) for chapter in (*SPAWNING, POPULATION)]
+ALL += [
     (chapter, signum, target, times, moment)
     for chapter in (*SPAWNING, POPULATION)
-    for signum in (INT, TERM)
+    for signum in (INT, TERM, XCPU)
     for target in ("group", "parent")
     for times in (1, 2)
     for moment in (starting_up, under_way, saving)

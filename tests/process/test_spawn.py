@@ -14,7 +14,7 @@ import torch
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.spawn import start_child
 from a3c_mp.processes.supervisor import Child, Supervisor, await_end
-from a3c_mp.processes.watchdog import Watchdog
+from a3c_mp.processes.watchdog import WARNINGS, Watchdog
 
 
 def ignores(pid, signum, field="SigIgn"):
@@ -66,12 +66,15 @@ def launch():
         return start_child(wait, (child_end,), name="collector of games", daemon=True, group=True), pipe
 
 
-def test_no_worker_hears_ctrl_c():
+def test_no_worker_hears_ctrl_c_or_the_warning_of_a_scheduler():
     """Whatever is signalled to the terminal's process group, from the first instruction of a worker on."""
     process, pipe = launch()
-    assert ignores(process.pid, signal.SIGINT, "SigBlk"), "blocked"
+    for signum in (signal.SIGINT, *WARNINGS):
+        assert ignores(process.pid, signum, "SigBlk"), "blocked"
     pipe.recv()
-    assert ignores(process.pid, signal.SIGINT)
+    for signum in (signal.SIGINT, *WARNINGS):
+        assert ignores(process.pid, signum)
+    assert not ignores(process.pid, signal.SIGUSR1, "SigBlk"), "an environment may have a handler of its own"
     assert psutil.Process(process.pid).name() == "collector of ga", "programs that list processes show 15 characters"
     await_end([process], 0)
 

@@ -95,6 +95,8 @@ FLAGS = """
 CartPole-v1                  | arguments=CartPole-v1: a value without a flag; perhaps --env-id CartPole-v1
 --precision fp8              | precision=fp8: must be one of
 --resume old/nothing         | resume=old/nothing: there is no run in this folder
+--resume-or-start            | resume-or-start: it needs the name of the run; add --run-name NAME
+--resume-or-start --run-name a/b | run-name=a/b: must be a plain folder name
 --env-id Nonesuch-v3         | env-id=Nonesuch-v3: Environment `Nonesuch` doesn't exist
 --env-id CartPole            | ; perhaps you meant CartPole-v1
 --env-id Pong-v5             | ; perhaps you meant ALE/Pong-v5
@@ -357,6 +359,18 @@ def test_folders_that_cannot_be_written(main, flags, refused, tmp_path):
         line = refused(main, [*flags, "--env-id", "CartPole-v1", "--runs-dir", folder])
         assert re.match(f"error: runs-dir={folder}: {folder}(/.*)? cannot be written", line)
         assert line.endswith("choose another --runs-dir\n")
+
+
+@each_chapter(ALL_CHAPTERS)
+def test_no_temporary_folder_that_can_be_written(main, flags, refused, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("TMPDIR", "/proc")
+        patch.setattr("tempfile.tempdir", None)
+        patch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc", "/sys"])
+        line = refused(main, [*flags, "--env-id", "CartPole-v1"])
+    assert line.startswith(
+        "error: TMPDIR=/proc: No usable temporary directory found in ['/proc', '/sys']; let TMPDIR name a"
+    )
 
 
 # ---- runs that are there

@@ -597,6 +597,16 @@ def test_a_node_that_cannot_be_started_says_so_in_one_line(home, monkeypatch, ca
     assert printed.err.startswith(f"error: {line.replace('HOME', str(home))}")
 
 
+def test_a_user_without_a_home_folder_is_told_to_name_one(monkeypatch):
+    line = f"folder=~/.a3c_mp: there is no home folder; .* {access.HOME_VARIABLE}$"
+    with monkeypatch.context() as patch:
+        for name in ("HOME", access.HOME_VARIABLE):
+            patch.delenv(name, raising=False)
+        patch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+        with pytest.raises(ConfigError, match=line):
+            access.home()
+
+
 SLOW = "import os, time; print(os.getpid(), file=open('started', 'w', 1)); time.sleep(100)"
 """code in which a command takes long"""
 

@@ -20,6 +20,8 @@ from a3c_mp.config import FORMAT, Between, CommonArgs, Count, Fraction, check_ra
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 
+HERE = Path.cwd()
+
 
 @dataclass(frozen=True)
 class Base(CommonArgs):
@@ -29,6 +31,8 @@ class Base(CommonArgs):
 
     gamma: Fraction = 0.99
     """discount for each agent step"""
+    runs_dir: Path = HERE / "runs"
+    """absolute, as all paths of a command line are"""
 
 
 @dataclass(frozen=True)
@@ -310,7 +314,7 @@ def test_ranges_hold_for_presets_too_and_both_ends_belong_to_them():
 
 def test_a_resumed_run_keeps_its_settings_except_for_flags_given_now(saved_run):
     folder = saved_run(env_id="CartPole-v1", num_envs=7, gamma=0.5, stop_return=None, passes="left out")
-    args = Args(env_id="CartPole-v1", num_envs=7, gamma=0.5, resume=folder, runs_dir=Path("somewhere"))
+    args = Args(env_id="CartPole-v1", num_envs=7, gamma=0.5, resume=folder, runs_dir=Path("somewhere").absolute())
     assert parse("--resume", str(folder), "--env-id", "CartPole-v1") == args, "no preset comes in between"
     now = parse("--resume", str(folder), "--total-steps", "2e6", "--checkpoint-steps=7")
     assert now == dataclasses.replace(args, total_steps=2_000_000, checkpoint_steps=7)

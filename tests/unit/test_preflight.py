@@ -22,6 +22,7 @@ def machine(tmp_path, monkeypatch):
     """A machine with 4 GiB available, in a container that may use 3 GiB and uses 2, one of them to cache files."""
     monkeypatch.setattr(slots, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(slots, "CONTAINER", tmp_path)
+    monkeypatch.setattr(slots, "CGROUP", tmp_path / "cgroup")
     (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {4 * 2**20} kB\nHugePages: 0\n")
     (tmp_path / "memory.max").write_text(f"{3 * GIB}\n")
     (tmp_path / "memory.current").write_text(f"{2 * GIB}\n")
@@ -36,6 +37,37 @@ def test_memory_that_caches_files_is_as_good_as_free_and_a_container_may_have_no
     for path in machine.iterdir():
         path.unlink()
     assert slots.free_memory() == 2**63, "where the kernel says nothing there is no limit"
+
+
+def write_limit(folder, limit, used, version=2):
+    """The files of a control group with a limit, GiB, in which a quarter of a GiB caches files."""
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, size in zip(names, (limit, used), strict=True):
+        (folder / name).write_text(f"{size if isinstance(size, str) else int(size * GIB)}\n")
+    inactive = "inactive_file" if version == 2 else "inactive_file 0\ntotal_inactive_file"
+    (folder / "memory.stat").write_text(f"{inactive} {GIB // 4}\n")
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "free"),
+    [
+        ("0::/job\n", {"job": (1, 0.75)}, 0.5),
+        ("0::/user/job/step\n", {"user/job": (2, 1), "user/job/step": ("max", 1)}, 1.25),
+        ("0::/user/job/step\n", {"user": (1, 2), "user/job/step": (8, 0)}, 0),
+        ("0::/../other\n", {"other": (1, 1)}, 2),
+        ("0::/docker/unknown\n", {}, 2),
+        ("4:cpu,cpuacct:/a\n3:memory:/slurm/job\n", {"memory/slurm": (1, 0.5), "memory/a": (0.25, 0)}, 0.75),
+        ("3:hugetlb,memory:/x\n0::/y\n", {"memory": (1, 0.25), "memory/x": (9, 9)}, 0.25),
+        ("nonsense\n", {"memory": (1, 0.25)}, 1),
+    ],
+)
+def test_limits_of_nested_groups_and_of_version_1_count(groups, limits, free, machine, monkeypatch):
+    monkeypatch.setattr(slots, "CGROUP", machine / "cgroup")
+    (machine / "cgroup").write_text(groups)
+    for name, (limit, used) in limits.items():
+        write_limit(machine / name, limit, used, version=1 if name.startswith("memory") else 2)
+    assert slots.free_memory() == free * GIB
 
 
 @pytest.mark.parametrize(("soft", "hard"), [(1024, 4096), (100, NEEDED), (100, -1), (-1, -1), (100, NEEDED - 1)])

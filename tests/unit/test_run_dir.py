@@ -1,8 +1,11 @@
 """The folder of a run: found writable at the start, and described in `config.json`."""
 
+import errno
 import json
+import os
 import re
 import shutil
+import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,7 @@ from harness import files_no_longer_than
 from torch import nn
 
 from a3c_mp.config import FORMAT, CommonArgs
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, shown
 from a3c_mp.run import run_dir as folder
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import describe_run
@@ -61,6 +64,104 @@ def test_a_disk_that_is_full_at_the_start_or_on_resume_is_bad_input(room, resume
     assert all((run.folder / name).read_bytes() == content for name, content in before.items())
     if room <= 20:
         assert ten_steps(a_run(args)).exit_code == 0, "nothing of it stands in the way of the next start"
+
+
+# ---- one command starts a run and goes on with it
+
+
+def left_by_no_start(folder):
+    pass
+
+
+def left_before_its_description(folder):
+    for name in (".lock", "run.log", "episodes.csv", "config.json.tmp", "checkpoints/.writable"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def left_before_a_checkpoint(folder):
+    left_before_its_description(folder)
+    (folder / "config.json").write_text("{")
+    for name in ("events.out.tfevents.1", "checkpoints/step_000000000010.pt", "checkpoints/step_000000000010.json.tmp"):
+        (folder / name).touch()
+
+
+@pytest.mark.parametrize("left", [left_by_no_start, left_before_its_description, left_before_a_checkpoint])
+def test_a_run_starts_again_whatever_an_attempt_without_a_checkpoint_has_left(left, args):
+    left(args.runs_dir / "r")
+    run = ten_steps(a_run(replace(args, resume_or_start=True)))
+    assert run.exit_code == 0
+    assert (run.steps, len(json.loads((run.folder / "config.json").read_text())["starts"])) == (10, 1)
+    assert len(list(run.folder.glob("events.*"))) == 1, "curves of one attempt"
+    assert [path.name for path in run.checkpointer.folder.iterdir()] == [
+        f"step_{10:012d}{end}" for end in (".pt", ".json")
+    ]
+
+
+def test_without_the_flag_a_run_that_was_killed_at_its_start_is_refused_with_the_way_out(args):
+    left_before_a_checkpoint(args.runs_dir / "r")
+    with pytest.raises(
+        ConfigError, match=r"holds a run already; .*; it has no checkpoint: --resume-or-start starts it"
+    ):
+        a_run(args)
+    (args.runs_dir / "r/checkpoints/step_000000000010.pt").unlink()
+    with pytest.raises(
+        ConfigError, match=r"holds no checkpoint; .*--run-name r --resume-or-start starts this one again"
+    ):
+        a_run(replace(args, resume=args.runs_dir / "r"))
+
+
+def test_a_checkpoint_that_another_start_has_written_meanwhile_is_not_replaced(args):
+    ten_steps(a_run(args))
+    with pytest.raises(ConfigError, match="holds a run already"):
+        a_run(replace(args, resume_or_start=True))
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_the_loser_of_two_simultaneous_starts_says_that_the_run_is_in_use(moment, args):
+    """Whatever the winner has made of its folder so far."""
+    winner, lock, _ = folder.claim_folder(args, "test")
+    for name in [".lock", "checkpoints/.writable", "config.json.tmp", "config.json"][1 : moment + 1]:
+        (winner / name).touch()
+    if moment == 0:
+        (winner / ".lock").write_text("")
+    with lock, pytest.raises(ConfigError, match=r"run-name=r: .* is in use by .*process.*; wait for it, or choose"):
+        a_run(replace(args, resume_or_start=True))
+
+
+# ---- file systems
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_a_warning(number, args, monkeypatch):
+    def flock(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    run = ten_steps(a_run(args))
+    assert run.exit_code == 0
+    warning = f"WARNING {run.folder} cannot be locked ({os.strerror(number)}): see that no other run uses it"
+    assert warning in (run.folder / "run.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "is_refused"), [(errno.EINVAL, False), (errno.EOPNOTSUPP, False), (errno.EIO, True)]
+)
+def test_a_folder_that_cannot_be_synced_is_written_all_the_same(number, is_refused, args, monkeypatch):
+    sync = os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    if is_refused:
+        with pytest.raises(ConfigError, match="cannot be written"):
+            a_run(args)
+    else:
+        assert ten_steps(a_run(args)).exit_code == 0
+        assert not list(args.runs_dir.rglob("*.tmp"))
 
 
 # ---- the last state
@@ -128,3 +229,18 @@ def test_the_commit_is_that_of_the_source_tree_not_of_a_repository_that_it_is_in
     for command in (["add", "run_dir.py"], [*IDENTITY, "commit", "-qm", "the source"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     assert re.fullmatch("[0-9a-f]{40}", folder.git_commit())
+
+
+# ---- how paths are shown
+
+
+@pytest.mark.parametrize(
+    ("start", "text", "wanted"),
+    [
+        ("/a/b", "in /a/b/runs/r: '/a/b/x', /c/a/b/x, /a/bc, /a/b", "in runs/r: 'x', /c/a/b/x, /a/bc, /a/b"),
+        ("/", "attach-to=tcp://127.0.0.1:5: /runs/r", "attach-to=tcp://127.0.0.1:5: /runs/r"),
+    ],
+)
+def test_paths_below_the_folder_of_the_start_are_shown_relative_to_it(start, text, wanted, monkeypatch):
+    monkeypatch.setattr("a3c_mp.errors.STARTED_IN", [Path(start)])
+    assert shown(text) == wanted

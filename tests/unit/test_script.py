@@ -109,6 +109,11 @@ def test_signals_that_an_environment_ignores_end_a_script_that_was_not_started_s
     assert run(main) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
+def test_the_warning_of_a_scheduler_ends_a_script(signum):
+    assert run(lambda: signal.raise_signal(signum)) == 128 + signum
+
+
 # ---- the command a3c-mp
 
 

@@ -4,6 +4,7 @@ The same with real processes, as far as these matter, is in tests/process.
 """
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -63,6 +64,31 @@ def test_resume_continues_counters_curves_and_settings(run_inline, monkeypatch, 
         steps = [event.step for event in scalars(second.folder)[tag]]
         assert steps == sorted(set(steps)), "curves neither overlap nor go back"
         assert steps[0] < first["steps"] < steps[-1]
+
+
+@pytest.mark.parametrize("chapter", [A3C_DATA, RAY_DQN], ids=row_id)
+def test_one_command_starts_a_run_goes_on_with_it_and_leaves_it_once_it_has_ended(run_inline, chapter):
+    starts = [run_inline.train(chapter, "--resume-or-start", "--total-steps", n) for n in ("600", "1200", "1200")]
+    assert [done.code for done in starts] == [0, 0, 0]
+    assert "resumed from runs/r/checkpoints/step_" in starts[1].out
+    assert "has ended: --total-steps reached" in starts[2].out
+    assert [start["args"]["total_steps"] for start in starts[2].config["starts"]] == [600, 1200]
+
+
+def test_an_environment_that_leaves_the_current_folder_moves_neither_run_nor_resume_nor_export(run_inline, tmp_path):
+    flags = ["--env-id", f"envs:Wandering-v0?where={tmp_path / 'elsewhere'}", "--total-steps", "600"]
+    (tmp_path / "elsewhere").mkdir()
+    done = run_inline.train(A3C_DATA, *flags)
+    assert (done.code, done.checkpoints[0].exists()) == (0, True)
+    for command in (
+        [A3C_DATA.script, "--resume", "runs/r", "--total-steps", "1200"],
+        ["play.py", "runs/r", "--export", "p.safetensors"],
+    ):
+        os.chdir(tmp_path)
+        assert run_inline(*command).code == 0
+    assert done.summary["steps"] >= 1200
+    assert (tmp_path / "p.safetensors").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 @ACTOR_CRITICS
