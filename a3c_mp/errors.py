@@ -1,9 +1,56 @@
 """The errors of this library. Each message says who, what and what to do; scripts print it instead of a traceback."""
 
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_LIBRARY = sysconfig.get_paths()["stdlib"], str(_HERE), str(_HERE.parent / "wrappers")  # no code of the user's own
+
 
 def one_line(error: BaseException) -> str:
     """Kind and message of any error, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def describe(error: BaseException) -> str:
+    """Type, message and place of an error in code of the user's own, and of the errors that led to it, in one line."""
+    text, link, seen = "", "", set[int]()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        lines, frame = traceback.format_exception_only(following), _last_frame(following)
+        if isinstance(following, SyntaxError):  # file and source, which stand before its message
+            lines = [line for line in lines if not line.startswith("  ")]
+        message = "".join(lines)
+        if frame is not None:
+            if not str(following):  # of an `assert` its source says most
+                message = f"{type(following).__name__}: {frame.line or ''}"
+            path = Path(frame.filename)
+            name = f"{path.parent.name}/{path.name}" if path.stem == "__init__" else path.name
+            message = f"{message.rstrip().rstrip('.:')} ({name}:{frame.lineno})"
+        text += link + " ".join(message.split()).rstrip(".:")
+        link = ", while handling " if following.__cause__ is None else ", caused by "
+        context = None if following.__suppress_context__ else following.__context__
+        following = following.__cause__ or context
+    return text
+
+
+def _last_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The last line of the user's own files that an error passed, or else of the library that raised it."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return traceback.FrameSummary(error.filename, error.lineno or 0, "", line=error.text or "")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    others = [frame for frame in frames if not frame.filename.startswith(_LIBRARY)]
+    own = [frame for frame in others if not {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)]
+    return next(reversed(own or others), None)
+
+
+def is_missing(error: BaseException, module: str) -> bool:
+    """Whether an import of `module` failed because there is none, and not for what it imports itself."""
+    return module != "" and isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 
 class A3CError(Exception):

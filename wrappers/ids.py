@@ -19,6 +19,10 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 
+class UnsupportedEnv(ValueError):
+    """The environment keeps gymnasium's API, and has something that is not supported here."""
+
+
 def find_spec(env_id: str) -> EnvSpec:
     """The registered spec of an id, with the id's keyword arguments. Raises gymnasium's own errors."""
     path, kwargs = split_id(env_id)

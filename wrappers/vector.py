@@ -54,7 +54,7 @@ def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
     """One environment with the same observations and raw rewards as `make_vec_env`; for ids see `wrappers.ids`.
 
     Observations of Atari are uint8 [4, 84, 84], other images uint8 [C, H, W], anything else float32, structures one
-    vector. Raises gymnasium's errors for unknown ids, ValueError for what `as_array` or `atari_settings` refuses.
+    vector. Raises gymnasium's errors for unknown ids, UnsupportedEnv for what `as_array` or `atari_settings` refuses.
     """
     render: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}  # not every one takes it
     return make_atari_env(env_id, **render) if is_atari(env_id) else as_array(make_registered(env_id, **render), env_id)

@@ -8,6 +8,7 @@ import math
 import platform
 import resource
 import sys
+import traceback
 import typing
 from contextlib import suppress
 from types import UnionType
@@ -16,13 +17,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.error import DependencyNotInstalled
+from gymnasium.envs import registration
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
 import wrappers
 from a3c_mp.config import CommonArgs, flag_name
-from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.errors import ConfigError, Stopped, describe, is_missing, one_line
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.precision import make_deterministic
@@ -179,9 +180,7 @@ def probe_env(
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:  # an environment of the user's own can raise anything
-        why = _describe_env_error(error).split(" Did you mean:")[0].rstrip(".")  # that guess lacks the version
-        fix = "install it, or choose another" if isinstance(error, DependencyNotInstalled) else _fix_for(env_id)
-        raise ConfigError("env-id", env_id, why, fix) from error
+        raise _refusal(error, env_id) from error
     try:
         obs_space, action_space = env.observation_space, env.action_space
         _check_actions(action_space, actions, env_id)
@@ -236,26 +235,39 @@ def _check_contract(env: gymnasium.Env, env_id: str) -> None:
         raise
     except BaseException as error:
         if isinstance(error, wrappers.BrokenContract) or not isinstance(error, Exception):
-            fix = "fix the environment, or choose another"
-            raise ConfigError("env-id", env_id, _describe_env_error(error), fix) from error
+            raise _refusal(error, env_id) from error
         # an actor reports other errors of the environment, with their traceback
 
 
-def _describe_env_error(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    if not isinstance(error, Exception):  # SystemExit: an environment must not end the process
-        return f"it raises {type(error).__name__}({text})"
-    return (text or type(error).__name__).rstrip(".")
-
-
-def _fix_for(env_id: str) -> str:
-    """How to fix an environment id that cannot be made: a similar id, if there is one."""
+def _refusal(error: BaseException, env_id: str) -> ConfigError:
+    """What is wrong with an environment, and how to fix it where that is certain."""
+    text = " ".join(str(error).split()).rstrip(".")
     module, _, name = wrappers.split_id(env_id)[0].rpartition(":")
-    if module and module not in sys.modules:
-        return "the module must be installed or lie in the current folder"
-    if name in gymnasium.registry:
-        return "choose another, or other --env-kwargs"
-    known, wanted = {name.casefold(): name for name in gymnasium.registry}, name.casefold()
+    is_imported = not module or module in sys.modules
+    why, fix = describe(error), ""
+    if isinstance(error, wrappers.BrokenContract):
+        why, fix = text, "fix the environment, or choose another"
+    elif isinstance(error, wrappers.UnsupportedEnv):
+        why, fix = text, "choose another"
+    elif not isinstance(error, Exception):  # SystemExit: an environment must not end the process
+        why, fix = f"it raises {why}", "fix the environment, or choose another"
+    elif is_missing(error, module):
+        why, fix = text, "the module must be installed or lie in the current folder"
+    elif is_imported and name not in registration.registry:
+        why, fix = (
+            text.split(" Did you mean:")[0].rstrip("."),
+            _similar_id(module, name),
+        )  # that guess lacks the version
+    elif is_imported and isinstance(cause := error.__cause__, TypeError) and "the environment creator" in text:
+        why = describe(cause)  # gymnasium has only added all keyword arguments
+        if len(traceback.extract_tb(cause.__traceback__)) == 1:  # its call of the constructor
+            why, fix = one_line(cause), "choose another, or other --env-kwargs"
+    return ConfigError("env-id", env_id, why, fix)
+
+
+def _similar_id(module: str, name: str) -> str:
+    """How to correct an id that is not registered: a similar one, if there is one."""
+    known, wanted = {name.casefold(): name for name in registration.registry}, name.casefold()
     alike = [other for other in known if other == f"ale/{wanted}" or other.startswith(f"{wanted}-v")]
     alike = [other for other in known if other == f"{wanted}noframeskip-v4"] or alike
     if alike := alike or difflib.get_close_matches(wanted, known, n=1, cutoff=0.8):
