@@ -22,7 +22,9 @@ from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.evaluate import Policy
 from a3c_mp.seeds import seed_global_generators
-from wrappers import FRAME_SKIP, ActionScaling, is_atari, make_env, mask_in
+from wrappers import FRAME_SKIP, RECORDER, ActionScaling, Identity, is_atari, make_env, mask_in
+
+RECORDED = Identity(RECORDER)  # it is open while other environments play
 
 
 class ExportedPolicy(nn.Module):
@@ -99,6 +101,7 @@ def open_rendered(env_id: str, video: Path) -> gymnasium.Env:
     try:
         with warnings.catch_warnings():  # gymnasium's, of what the error says
             warnings.simplefilter("ignore")
+            RECORDED.assume()
             env = make_env(env_id, render_mode="rgb_array")
         env.reset(seed=0)
         frame_of(env)
@@ -117,6 +120,7 @@ def record_episode(
     fps = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30))
     episode_return, length, done = 0.0, 0, False
     seed_global_generators(seed)
+    RECORDED.assume()
     obs, info = env.reset(seed=seed)
     video: Any = imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
     with video:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
+import multiprocessing
 import platform
 import resource
 import sys
@@ -175,6 +176,8 @@ def probe_env(
 
     Raises ConfigError if it cannot be made, has no `actions` of this class, breaks gymnasium's API or ends the process.
     """
+    process = (0, *getattr(multiprocessing.current_process(), "_identity", ()))[-1]  # children may try it at once
+    wrappers.Identity(wrappers.OUTSIDE, process).assume()
     try:
         env = wrappers.make_env(env_id)
     except (KeyboardInterrupt, Stopped):
