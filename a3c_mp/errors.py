@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import traceback
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
-_LIBRARY = sysconfig.get_paths()["stdlib"], str(_HERE), str(_HERE.parent / "wrappers")  # no code of the user's own
+_HERE = Path(__file__).parent
+_OURS = f"{_HERE}{os.sep}", f"{_HERE.parent / 'wrappers'}{os.sep}"
+_PACKAGES = {"site-packages", "dist-packages"}
 
 
 def one_line(error: BaseException) -> str:
@@ -26,12 +28,14 @@ def describe(error: BaseException) -> str:
             lines = [line for line in lines if not line.startswith("  ")]
         message = "".join(lines)
         if frame is not None:
-            if not str(following):  # of an `assert` its source says most
-                message = f"{type(following).__name__}: {frame.line or ''}"
+            if ":" not in message:  # there is no text: of an `assert` its source says most
+                message = f"{message.strip()}: {frame.line or ''}"
             path = Path(frame.filename)
             name = f"{path.parent.name}/{path.name}" if path.stem == "__init__" else path.name
             message = f"{message.rstrip().rstrip('.:')} ({name}:{frame.lineno})"
         text += link + " ".join(message.split()).rstrip(".:")
+        if isinstance(following, BaseExceptionGroup):
+            text += "".join(f", with {describe(inner)}" for inner in following.exceptions)
         link = ", while handling " if following.__cause__ is None else ", caused by "
         context = None if following.__suppress_context__ else following.__context__
         following = following.__cause__ or context
@@ -43,9 +47,11 @@ def _last_frame(error: BaseException) -> traceback.FrameSummary | None:
     if isinstance(error, SyntaxError) and error.filename:
         return traceback.FrameSummary(error.filename, error.lineno or 0, "", line=error.text or "")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    others = [frame for frame in frames if not frame.filename.startswith(_LIBRARY)]
-    own = [frame for frame in others if not {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)]
-    return next(reversed(own or others), None)
+    frames = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+    packages = [frame for frame in frames if _PACKAGES & set(Path(frame.filename).parts)]
+    python = sysconfig.get_paths()["stdlib"] + os.sep  # outside of virtual environments it has the packages in it
+    own = [frame for frame in frames if frame not in packages and not frame.filename.startswith(python)]
+    return next(reversed(own or packages), None)
 
 
 def is_missing(error: BaseException, module: str) -> bool:

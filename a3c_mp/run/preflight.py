@@ -244,7 +244,9 @@ def _check_contract(env: gymnasium.Env, env_id: str) -> None:
 
 def _refusal(error: BaseException, env_id: str) -> ConfigError:
     """What is wrong with an environment, and how to fix it where that is certain."""
-    text = " ".join(str(error).split()).rstrip(".")
+    text = ""
+    with suppress(Exception):  # an error may have none
+        text = " ".join(str(error).split()).rstrip(".")
     module, _, name = wrappers.split_id(env_id)[0].rpartition(":")
     is_imported = not module or module in sys.modules
     why, fix = describe(error), ""

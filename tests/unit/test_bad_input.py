@@ -317,6 +317,10 @@ IN_PLACE = {
     "run: repair-driver (market.py:BEFORE)",
     f"{DRIVER} from error": "RuntimeError: not installed (market.py:LAST), caused by ImportError: libdriver.so: cannot",
     f"{DRIVER} from None": "RuntimeError: not installed (market.py:LAST)",
+    "raise ExceptionGroup('no data', [KeyError('price'), OSError('offline')])": "ExceptionGroup: no data (2 sub-excepti"
+    "ons) (market.py:LAST), with KeyError: 'price', with OSError: offline",
+    "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})": "Mute: <exception str() failed> (market",
+    "raise NotImplementedError": "NotImplementedError: raise NotImplementedError (market.py:LAST)",
     "price = (": "SyntaxError: '(' was never closed (market.py:LAST)",
     "import nowhere_to_be_found": "ModuleNotFoundError: No module named 'nowhere_to_be_found' (market.py:LAST)",
     "import market.prices": "ModuleNotFoundError: No module named 'market.prices'",
@@ -343,7 +347,7 @@ def test_errors_of_an_environment_keep_type_place_and_causes(where, code, messag
     finally:
         sys.modules.pop("market", None)
     last = path.read_text().count("\n")
-    message = message.replace("LAST", str(last)).replace("BEFORE", str(last - 2))
+    message = message.replace("LAST)", f"{last})").replace("BEFORE", str(last - 2))
     if where == "package":
         message = message.replace("market.py", "market/__init__.py")
     assert message in line
