@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from a3c_mp.errors import ConfigError, describe, is_missing
+from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic, LayeredActorCritic
 from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.layers import LSTMCore, convolutions, is_image, mlp, num_features
@@ -120,6 +120,8 @@ def _make_own_net(
         net = OwnActorCritic(ObsNorm(shape, is_image(obs_space)), head, body)
         _check_own_net(net, shape)
     except Exception as error:  # code of the user's own can raise anything
+        from a3c_mp.errors.describe import describe
+
         raise ConfigError("net", name, describe(error), "correct it; docs/nets.md has an example") from error
     return net
 
@@ -133,6 +135,8 @@ def _find_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn
     try:
         return getattr(importlib.import_module(module), function)
     except Exception as error:
+        from a3c_mp.errors.describe import describe, is_missing
+
         if module not in sys.modules and not is_missing(error, module):
             fix = "correct it"
         raise ConfigError("net", name, describe(error), fix) from error

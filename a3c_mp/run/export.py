@@ -20,7 +20,8 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError, describe
+from a3c_mp.errors import ConfigError
+from a3c_mp.errors.describe import describe
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.evaluate import Policy
 from a3c_mp.seeds import seed_global_generators

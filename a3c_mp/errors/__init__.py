@@ -1,0 +1,50 @@
+"""The errors of this library. Each message says who, what and what to do; scripts print it instead of a traceback."""
+
+
+def one_line(error: BaseException) -> str:
+    """Kind and message of any error, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+class A3CError(Exception):
+    """What a run can fail with for a reason that is known."""
+
+
+class ConfigError(A3CError):
+    """Bad input, found before any process starts: one line for the user, exit code 2.
+
+    `what` is the setting, as its flag is spelled, and `value` what was given; "" if nothing was.
+    """
+
+    def __init__(self, what: str, value: object, why: str, fix: str = ""):
+        self.given = what if value == "" else f"{what}={value}"
+        super().__init__(" ".join(f"{self.given}: {why}; {fix}".split()).removesuffix(";"))
+        self.what, self.value, self.why, self.fix = what, value, why, fix
+
+
+class NothingToDo(A3CError):
+    """A resumed run has reached its goal or spent its budget before: one line for the user, exit code 0."""
+
+
+class TrainingError(A3CError):
+    """Training diverged, for instance to a loss of NaN."""
+
+
+class WorkerError(A3CError):
+    """A worker failed, and restarting it does not help."""
+
+
+class PeerLost(WorkerError):
+    """Another learner has died or does not answer."""
+
+
+class CheckpointError(A3CError):
+    """A checkpoint cannot be used; the message names the file and the reason."""
+
+
+class Terminated(BaseException):
+    """Unwinds a worker that has received SIGTERM; no `except Exception` of an environment stops it."""
+
+
+class Stopped(SystemExit):
+    """A signal ends the process before there is anything to save."""
