@@ -59,7 +59,8 @@ class CommonArgs:
     env_id: str = "PongNoFrameskip-v4"
     """gymnasium environment id; module:Env-v0 imports the module first, also from the current folder"""
     env_kwargs: tuple[str, ...] = ()
-    """keyword arguments of the environment, name=value ...; they become part of its id, Env-v0?name=value"""
+    """keyword arguments of the environment, name=value ...; they become part of its id, Env-v0?name=value; braces
+    have the numbers of actor and environment: port={9000+100*actor+env}"""
     cuda: bool = False
     """train and act on the GPU (cuda:0)"""
     num_actors: Annotated[int, Between(1, 1024)] = 2

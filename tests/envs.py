@@ -20,6 +20,7 @@
 | Wandering | it leaves the current folder for another, `where`, as soon as it is made |
 | Crash | Count that raises in its 50th step |
 | Wide Narrow | the action should lie in its bounds, [0, 1000] or +-0.01, where the observation lies in [-1, 1] |
+| Simulator | listens at a port, and notes its numbers, where it is made and when it is reset |
 | Masked | half of the actions, others in each step, end the game at once; its masks say which |
 
 `Env` keeps gymnasium's contract; the fixture `register` registers a class with some attributes changed as `Custom-v0`.
@@ -29,6 +30,7 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -324,6 +326,29 @@ class CrashEnv(CountEnv):
         return super().step(action)
 
 
+class SimulatorEnv(CountEnv):
+    """Has a port of its own while it is open. A file has what it was given, its numbers and its process in the name."""
+
+    def __init__(self, port, name="", render_mode=None):
+        super().__init__()
+        self.numbers, self.render_mode = self._numbers(), render_mode
+        self.server = socket.create_server(("127.0.0.1", port))  # refused if another one has it
+        Path(f"{port}_{name}_{'_'.join(self.numbers)}_{multiprocessing.current_process().name}").touch()
+
+    def _numbers(self):
+        return os.environ["A3C_ACTOR"], os.environ["A3C_ENV"]
+
+    def reset(self, **kwargs):
+        assert self._numbers() == self.numbers, "another one's numbers"
+        return super().reset(**kwargs)
+
+    def render(self):
+        return np.zeros((320, 320, 3), np.uint8)
+
+    def close(self):
+        self.server.close()
+
+
 class MaskedEnv(gymnasium.Env):
     """The observation says which of 8 actions earns 1 now; 4 of them, others in each step, end the game with nothing.
 
@@ -422,5 +447,5 @@ for env in (
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
 gymnasium.register("Wide-v0", entry_point=AimEnv, kwargs={"low": 0.0, "high": 1000.0})
 gymnasium.register("Narrow-v0", entry_point=AimEnv, kwargs={"low": -0.01, "high": 0.01})
-for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, MaskedEnv):
+for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, SimulatorEnv, MaskedEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

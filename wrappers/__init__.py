@@ -3,13 +3,15 @@
 from wrappers.actions import ActionScaling, MaskedDiscrete, action_mask, mask_in
 from wrappers.atari import FRAME_SKIP, is_atari
 from wrappers.contract import UNWATCHED, BrokenContract, Heartbeats, check_contract
-from wrappers.ids import find_spec, split_id, with_kwargs
+from wrappers.identity import EVALUATOR, OUTSIDE, RECORDER, Identity
+from wrappers.ids import UnsupportedEnv, find_spec, split_id, with_kwargs
 from wrappers.observations import layout
 from wrappers.rebuild import GameLog, obs_hashes, seeding_of
 from wrappers.vector import make_env, make_vec_env, spaces, trace
 
 __all__ = [
-    "FRAME_SKIP", "UNWATCHED", "ActionScaling", "BrokenContract", "GameLog", "Heartbeats", "MaskedDiscrete",
-    "action_mask", "check_contract", "find_spec", "is_atari", "layout", "make_env", "make_vec_env", "mask_in",
-    "obs_hashes", "seeding_of", "spaces", "split_id", "trace", "with_kwargs",
+    "EVALUATOR", "FRAME_SKIP", "OUTSIDE", "RECORDER", "UNWATCHED", "ActionScaling", "BrokenContract", "GameLog",
+    "Heartbeats", "Identity", "MaskedDiscrete", "UnsupportedEnv", "action_mask", "check_contract", "find_spec",
+    "is_atari", "layout", "make_env", "make_vec_env", "mask_in", "obs_hashes", "seeding_of", "spaces", "split_id",
+    "trace", "with_kwargs",
 ]  # fmt: skip

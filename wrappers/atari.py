@@ -12,7 +12,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from wrappers.ids import find_spec, make_registered
+from wrappers.ids import UnsupportedEnv, find_spec, make_registered
 
 gymnasium.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for each emulator
@@ -75,15 +75,15 @@ def is_atari(env_id: str) -> bool:
 def atari_settings(env_id: str) -> dict[str, Any]:
     """Game, sticky-action probability and action set from the id's spec.
 
-    Raises ValueError if the id skips a random number of frames, as `Pong-v4` does, or has another unsupported setting.
+    Raises UnsupportedEnv if the id skips a random number of frames, as `Pong-v4` does, or has another such setting.
     """
     kwargs = find_spec(env_id).kwargs
     if not isinstance(kwargs.get("frameskip", FRAME_SKIP), int):
         name = env_id.split("/")[-1].split("-")[0]
-        raise ValueError(f"{env_id} skips a random number of frames; use {name}NoFrameskip-v4 or ALE/{name}-v5")
+        raise UnsupportedEnv(f"{env_id} skips a random number of frames; use {name}NoFrameskip-v4 or ALE/{name}-v5")
     for setting, supported in SUPPORTED.items():
         if kwargs.get(setting, supported[0]) not in supported:
-            raise ValueError(f"{env_id} has {setting}={kwargs[setting]}, which is not supported")
+            raise UnsupportedEnv(f"{env_id} has {setting}={kwargs[setting]}, which is not supported")
     return {
         "game": kwargs["game"],
         "repeat_action_probability": kwargs.get("repeat_action_probability", 0.25),  # ALE's own default

@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from wrappers.actions import ACTIONS, ActionScaling, allowed_action, bounds, mask_in, num_choices
+from wrappers.identity import Identity
 from wrappers.observations import leaves, unprepared
 
 RESET = "observation", "info"
@@ -57,15 +58,17 @@ class CheckedEnv(gymnasium.Wrapper):
 
     def __init__(
         self, env: gymnasium.Env, env_id: str = "", seed: int | None = None, fields: Collection[str] = (),
-        beat: Callable[[], object] = lambda: None,
+        beat: Callable[[], object] = lambda: None, identity: Identity | None = None,
     ):  # fmt: skip
         super().__init__(env)
-        self.env_id, self.seed, self.steps, self.beat = env_id, seed, 0, beat
+        self.env_id, self.seed, self.steps, self.beat, self.identity = env_id, seed, 0, beat, identity
         self.fields: dict[str, Any] = dict.fromkeys(fields)  # what the last step's info said under these names, or None
         self.space, self.actions = env.observation_space, env.action_space  # cached: properties go through all wrappers
         self.masked: bool | None = None  # whether it gives action masks; known from the first reset on
 
     def reset(self, **kwargs: Any):
+        if self.identity is not None:
+            self.identity.assume()
         if kwargs.get("seed") is not None:
             self.seed, self.steps = kwargs["seed"], 0
         return self._checked("reset()", RESET, self.env.reset, **kwargs)

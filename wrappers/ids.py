@@ -1,6 +1,7 @@
 """Environment ids: gymnasium's own, after `module:` if a module registers them, with keyword arguments after `?`.
 
 `my_module:MyEnv-v0?size=5&walls=false` is `MyEnv-v0`, which `my_module` registers, made with size=5 and walls=False.
+Values may have the numbers of actor and environment in them: see `wrappers.identity`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from urllib.parse import parse_qsl, urlencode
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+
+from wrappers.identity import with_numbers
+
+
+class UnsupportedEnv(ValueError):
+    """The environment keeps gymnasium's API, and has something that is not supported here."""
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -38,13 +45,16 @@ def make_registered(env_id: str, **kwargs: Any) -> gymnasium.Env:
 
 
 def split_id(env_id: str) -> tuple[str, dict[str, Any]]:
-    """`Env-v0?size=5` -> (`Env-v0`, {"size": 5}); values are JSON or Python literals, else text."""
+    """`Env-v0?size=5` -> (`Env-v0`, {"size": 5}); values are JSON or Python literals, else text.
+
+    Raises ValueError as `with_numbers`.
+    """
     name, _, query = env_id.partition("?")
-    return name, {key: _parse_value(text) for key, text in parse_qsl(query, keep_blank_values=True)}
+    return name, {key: _parse_value(with_numbers(text)) for key, text in parse_qsl(query, keep_blank_values=True)}
 
 
 def with_kwargs(env_id: str, pairs: Sequence[str]) -> str:
-    """An id with further keyword arguments, each `name=value`. Raises ValueError for any other form."""
+    """An id with further keyword arguments, each `name=value`. Raises ValueError for any other form of one."""
     name, _, query = env_id.partition("?")
     merged = dict(parse_qsl(query, keep_blank_values=True))
     for pair in pairs:
@@ -52,6 +62,8 @@ def with_kwargs(env_id: str, pairs: Sequence[str]) -> str:
         if not (equals and key.isidentifier()):
             raise ValueError("must be name=value")
         merged[key] = text
+    for text in merged.values():
+        with_numbers(text)
     return f"{name}?{urlencode(merged)}" if merged else name
 
 

@@ -12,6 +12,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space
 from gymnasium.wrappers import TransformObservation
 
+from wrappers.ids import UnsupportedEnv
+
 SMALLEST_IMAGE = 36
 """pixels a side that the convolutions need; smaller images are treated as vectors"""
 
@@ -23,7 +25,7 @@ class Prepared(TransformObservation):
 def as_array(env: gymnasium.Env, env_id: str) -> gymnasium.Env:
     """An environment with observations that nets take.
 
-    Raises ValueError for a part without a fixed size, an image beside other parts, or an ambiguous channel axis.
+    Raises UnsupportedEnv for a part without a fixed size, an image beside other parts, or an ambiguous channel axis.
     """
     space = env.observation_space
     if not (isinstance(space, Box) and space.shape):
@@ -55,17 +57,21 @@ def _check_parts(space: Space, env_id: str) -> None:
     for path, part, _ in leaves(space):
         at = f" under {path!r}" if path else ""
         if not isinstance(part, Box | Discrete | MultiBinary | MultiDiscrete):
-            raise ValueError(f"{env_id} has observations of type {type(part).__name__}{at}, which have no fixed size")
+            raise UnsupportedEnv(
+                f"{env_id} has observations of type {type(part).__name__}{at}, which have no fixed size"
+            )
         shape = part.shape or ()  # of an image, either the first or the last axis has the channels
         if part.dtype == np.uint8 and len(shape) == 3 and sorted(shape)[1] >= SMALLEST_IMAGE:
-            raise ValueError(f"{env_id} has images {shape}{at}; only an image alone, a Box, is supported")
+            raise UnsupportedEnv(f"{env_id} has images {shape}{at}; only an image alone, a Box, is supported")
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int:
     """Axis of the channels in images of this shape, 0 or 2: the shorter one."""
     first, _, last = shape
     if first == last and min(shape) >= SMALLEST_IMAGE:
-        raise ValueError(f"observations are images {shape}; it is ambiguous whether they have channels first or last")
+        raise UnsupportedEnv(
+            f"observations are images {shape}; it is ambiguous whether they have channels first or last"
+        )
     return 2 if last < first else 0
 
 

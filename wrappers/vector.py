@@ -21,6 +21,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from wrappers.actions import GuardedEnvs, allowed_action, env_seed, mask_in
 from wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
 from wrappers.contract import UNWATCHED, CheckedEnv, Heartbeats
+from wrappers.identity import OUTSIDE, Identity
 from wrappers.ids import make_registered
 from wrappers.observations import as_array
 from wrappers.rebuild import Rebuildable, seeding_of
@@ -30,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 def make_vec_env(
     env_id: str, num_envs: int, *, seed: int, rebuildable: bool = False, fields: Collection[str] = (),
-    heartbeats: Heartbeats = UNWATCHED,
+    heartbeats: Heartbeats = UNWATCHED, actor: int = OUTSIDE,
 ) -> VectorEnv:  # fmt: skip
     """Vector of `num_envs` (N) environments with one of `ACTIONS`, in `SAME_STEP` autoreset mode.
 
@@ -39,13 +40,14 @@ def make_vec_env(
     of 31 bits, and masks are as in `GuardedEnvs`; a `Rebuildable` also derives the seeds of later games from `seed`.
     Of what else an environment's info says in a step, `infos` has the names in `fields`: N values as they are, None
     where one lacks it; no such name if all do. Environments other than Atari's are made and stepped one after another,
-    each with its own heartbeat. Raises as `make_env`.
+    each with its own heartbeat and, with the number `actor`, its own `Identity`. Raises as `make_env`.
     """
+    Identity(actor).assume()
     if is_atari(env_id):
         heartbeats.starting()
         env = make_atari_vec_env(env_id, num_envs)
     else:
-        env = SameStepEnvs(env_id, [env_seed(seed, i) for i in range(num_envs)], fields, heartbeats)
+        env = SameStepEnvs(env_id, [env_seed(seed, i) for i in range(num_envs)], fields, heartbeats, actor)
     beat = heartbeats.beat
     return Rebuildable(env, seed, beat, seeding_of(env_id)) if rebuildable else GuardedEnvs(env, seed, beat)
 
@@ -54,7 +56,7 @@ def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
     """One environment with the same observations and raw rewards as `make_vec_env`; for ids see `wrappers.ids`.
 
     Observations of Atari are uint8 [4, 84, 84], other images uint8 [C, H, W], anything else float32, structures one
-    vector. Raises gymnasium's errors for unknown ids, ValueError for what `as_array` or `atari_settings` refuses.
+    vector. Raises gymnasium's errors for unknown ids, UnsupportedEnv for what `as_array` or `atari_settings` refuses.
     """
     render: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}  # not every one takes it
     return make_atari_env(env_id, **render) if is_atari(env_id) else as_array(make_registered(env_id, **render), env_id)
@@ -92,9 +94,10 @@ class SameStepEnvs(SyncVectorEnv):
     from.
     """
 
-    def __init__(self, env_id: str, seeds: list[int], fields: Collection[str], heartbeats: Heartbeats):
+    def __init__(self, env_id: str, seeds: list[int], fields: Collection[str], heartbeats: Heartbeats, actor: int):
         self.fields, self.warned = fields, False
-        makers = [partial(_make_checked_env, env_id, seed, fields, heartbeats) for seed in seeds]
+        made = partial(_make_checked_env, env_id, fields=fields, heartbeats=heartbeats)
+        makers = [partial(made, seed, identity=Identity(actor, i)) for i, seed in enumerate(seeds)]
         super().__init__(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def reset(self, **kwargs: Any):
@@ -128,10 +131,13 @@ class SameStepEnvs(SyncVectorEnv):
         LOG.warning(f"{name}{index or ''} is {values[env, *index]} in {place}; further ones are not shown")
 
 
-def _make_checked_env(env_id: str, seed: int, fields: Collection[str], heartbeats: Heartbeats) -> gymnasium.Env:
+def _make_checked_env(
+    env_id: str, seed: int, fields: Collection[str], heartbeats: Heartbeats, identity: Identity
+) -> gymnasium.Env:
     heartbeats.starting()
+    identity.assume()
     try:
-        return CheckedEnv(make_env(env_id), env_id, seed, fields, heartbeats.beat)
+        return CheckedEnv(make_env(env_id), env_id, seed, fields, heartbeats.beat, identity)
     except Exception as error:
         error.add_note(f"(raised by the constructor of {env_id}, seed {seed})")
         raise

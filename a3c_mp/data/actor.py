@@ -87,6 +87,7 @@ def make_envs(args: CommonArgs, channel: ActorChannel) -> VectorEnv:
     seed_global_generators(env_seed)
     env = make_vec_env(
         args.env_id, args.num_envs, seed=env_seed, rebuildable=args.deterministic, heartbeats=channel,
+        actor=channel.actor,
         fields=getattr(args, "rollout_fields", ()),  # chapter 3 has no rollouts
     )  # fmt: skip
     return channel.closing(env)

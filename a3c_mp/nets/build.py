@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from a3c_mp.errors import STARTED_IN, ConfigError, one_line
+from a3c_mp.errors import STARTED_IN, ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic, LayeredActorCritic
 from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.layers import LSTMCore, convolutions, is_image, mlp, num_features
@@ -121,11 +120,9 @@ def _make_own_net(
         net = OwnActorCritic(ObsNorm(shape, is_image(obs_space)), head, body)
         _check_own_net(net, shape)
     except Exception as error:  # code of the user's own can raise anything
-        file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        where = f" ({Path(file).name}:{lines[-1]})" if file and lines else ""
-        fix = "correct it; docs/nets.md has an example"
-        raise ConfigError("net", name, f"{one_line(error)}{where}", fix) from error
+        from a3c_mp.errors.describe import describe
+
+        raise ConfigError("net", name, describe(error), "correct it; docs/nets.md has an example") from error
     return net
 
 
@@ -134,11 +131,15 @@ def _find_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn
     module, _, function = name.partition(":")
     if (here := str(STARTED_IN[0] if STARTED_IN else Path.cwd())) not in sys.path:
         sys.path.append(here)
+    fix = "must be module:function, in the current folder or installed"
     try:
         return getattr(importlib.import_module(module), function)
     except Exception as error:
-        fix = "must be module:function, in the current folder or installed"
-        raise ConfigError("net", name, one_line(error), fix) from error
+        from a3c_mp.errors.describe import describe, is_missing
+
+        if module not in sys.modules and not is_missing(error, module):
+            fix = "correct it"
+        raise ConfigError("net", name, describe(error), fix) from error
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from a3c_mp.replay import Batch, EnvStep, Replay, Writer
 from a3c_mp.run.evaluate import make_play_envs, play_episodes
 from a3c_mp.run.metrics import Means
 from a3c_mp.seeds import CONFIRMATION, FITNESS, MEMBER, derive_seeds, seed_global_generators
-from wrappers import Heartbeats, action_mask, make_vec_env
+from wrappers import action_mask, make_vec_env
 
 Confirmation = tuple[float, int, int]
 """of games that confirm a fitness: their mean return; number of those that failed; agent steps of all"""
@@ -47,7 +47,7 @@ def run_member(
             continue
         seeds = derive_seeds(args.seed, number, place, MEMBER)
         seed_global_generators(seeds[0])
-        with closing(make_vec_env(args.env_id, args.num_envs, seed=seeds[0], heartbeats=channel)) as env:
+        with closing(make_vec_env(args.env_id, args.num_envs, seed=seeds[0], heartbeats=channel, actor=place)) as env:
             generation = MemberGeneration(args, memory, channel, env, seeds[1])
             member(args, generation)
         generation.end(number)
@@ -143,13 +143,13 @@ class MemberGeneration:
         return games
 
 
-def play_greedily(args: Args, net: nn.Module, num: int, seed: int, heartbeats: Heartbeats) -> Iterator[Episode]:
+def play_greedily(args: Args, net: nn.Module, num: int, seed: int, channel: WorkerChannel) -> Iterator[Episode]:
     """Play evaluation games of at most `--eval-max-steps` each; yields each when it ends.
 
     A game whose return is NaN or inf has failed, and is the worst possible one: -inf. Left out, it would favour a
     policy that breaks its simulator where it would lose.
     """
-    with closing(make_play_envs(args.env_id, num, seed=seed, heartbeats=heartbeats)) as env:
+    with closing(make_play_envs(args.env_id, num, seed=seed, heartbeats=channel, actor=channel.actor)) as env:
         policy = dqn.make_policy(net, env.single_action_space)
         for game in play_episodes(policy, env, num, args.eval_max_steps):
             yield game if math.isfinite(game.episode_return) else game._replace(episode_return=-math.inf)

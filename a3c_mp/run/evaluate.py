@@ -30,7 +30,7 @@ from a3c_mp.processes.workers import WorkerChannel, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 from a3c_mp.seeds import seed_global_generators
-from wrappers import UNWATCHED, ActionScaling, Heartbeats, action_mask, make_vec_env
+from wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, Heartbeats, action_mask, make_vec_env
 
 NUM_ENVS = 8
 """games played at once"""
@@ -62,11 +62,17 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
 
 
 def make_play_envs(
-    env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS, heartbeats: Heartbeats = UNWATCHED
+    env_id: str,
+    episodes: int,
+    *,
+    seed: int,
+    num_envs: int = NUM_ENVS,
+    heartbeats: Heartbeats = UNWATCHED,
+    actor: int = OUTSIDE,
 ) -> VectorEnv:
     """Make the environments for `play_episodes`, at most as many as episodes, and seed what they may draw from."""
     seed_global_generators(seed)
-    return make_vec_env(env_id, min(num_envs, episodes), seed=seed, heartbeats=heartbeats)
+    return make_vec_env(env_id, min(num_envs, episodes), seed=seed, heartbeats=heartbeats, actor=actor)
 
 
 def play_episodes(policy: Policy, env: VectorEnv, episodes: int, max_steps: int) -> Iterator[Episode]:
@@ -99,7 +105,8 @@ def play_evaluation(args: CommonArgs, net: nn.Module, make_policy: MakePolicy, c
     """Play the games of an evaluation, greedily with a net on the CPU; each step is a heartbeat of the channel."""
     try:
         seed = evaluation_seed(args)
-        env = channel.closing(make_play_envs(args.env_id, args.eval_episodes, seed=seed, heartbeats=channel))
+        who = {"heartbeats": channel, "actor": EVALUATOR}
+        env = channel.closing(make_play_envs(args.env_id, args.eval_episodes, seed=seed, **who))
         policy = make_policy(net, env.single_action_space)
         games = list(play_episodes(policy, env, args.eval_episodes, args.eval_max_steps))
     finally:

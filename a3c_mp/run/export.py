@@ -6,8 +6,10 @@ import importlib.util
 import json
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,14 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError, one_line
+from a3c_mp.errors import ConfigError
+from a3c_mp.errors.describe import describe
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.evaluate import Policy
 from a3c_mp.seeds import seed_global_generators
-from wrappers import FRAME_SKIP, ActionScaling, is_atari, make_env, mask_in
+from wrappers import FRAME_SKIP, RECORDER, ActionScaling, Identity, is_atari, make_env, mask_in
+
+RECORDED = Identity(RECORDER)  # it is open while other environments play
 
 
 class ExportedPolicy(nn.Module):
@@ -96,45 +101,76 @@ def open_rendered(env_id: str, video: Path) -> gymnasium.Env:
     if video.suffix != ".mp4" or video.is_dir() or not video.parent.is_dir():
         raise ConfigError("video", video, "it must be an .mp4 in a folder that is there", "for instance game.mp4")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # by itself MuJoCo takes GLFW, which needs a display
+    RECORDED.assume()
     try:
-        with warnings.catch_warnings():  # gymnasium's, of what the error says
+        with warnings.catch_warnings():  # gymnasium's and GLFW's, of what the error says
             warnings.simplefilter("ignore")
             env = make_env(env_id, render_mode="rgb_array")
-        env.reset(seed=0)
-        frame_of(env)
+            env.reset(seed=0)
+            frame_of(env)
     except Exception as error:  # an environment of the user's own can raise anything
-        why = f"{env_id} cannot be rendered: {one_line(error)}"
-        raise ConfigError("video", video, why, "leave --video out") from error
+        fix = "leave --video out"
+        if "mujoco" in sys.modules:
+            fix = f"set MUJOCO_GL to a library that this machine has (egl, osmesa, glfw), or {fix}"
+        raise ConfigError("video", video, f"{env_id} cannot be rendered: {describe(error)}", fix) from error
     return env
 
 
 def record_episode(
     policy: Policy, env_id: str, env: gymnasium.Env, path: Path, *, seed: int, max_steps: int
 ) -> Episode:
-    """Play a game of at most `max_steps`, and write it to an mp4 file at normal speed (of Atari: every 4th frame)."""
+    """Play a game of at most `max_steps`, and write it to an mp4 file at normal speed (of Atari: every 4th frame).
+
+    Raises ConfigError if an image cannot be rendered or is of another size than the first, OSError if the file cannot
+    be written. Nothing is left at `path` then, or what was there before.
+    """
     import imageio.v2 as imageio
+    from imageio_ffmpeg import count_frames_and_secs
+
+    def next_frame() -> np.ndarray:
+        try:
+            frame = frame_of(env)
+        except Exception as error:
+            raise ConfigError("video", path, f"{env_id} cannot be rendered: {describe(error)}") from error
+        shapes.append(frame.shape)
+        if frame.shape != shapes[0]:
+            why = f"images of {env_id} change their size, from {shapes[0]} to {frame.shape} after {length} steps"
+            raise ConfigError("video", path, why, "have render() return images of one size")
+        return frame
 
     fps = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30))
-    episode_return, length, done = 0.0, 0, False
+    episode_return, length, done, shapes = 0.0, 0, False, list[tuple[int, ...]]()
     seed_global_generators(seed)
+    RECORDED.assume()
     obs, info = env.reset(seed=seed)
-    video: Any = imageio.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
-    with video:
-        video.append_data(frame_of(env))
-        while not done:
-            mask = mask_in(info, env.action_space)
-            action = policy(obs[None], np.array([length == 0]), None if mask is None else mask[None])[0]
-            obs, reward, terminated, truncated, info = env.step(action)
-            video.append_data(frame_of(env))
-            episode_return, length = episode_return + np.asarray(reward).item(), length + 1
-            done = terminated or truncated or length >= max_steps
-    env.close()
-    return Episode(episode_return, length)
+    unfinished = path.with_name(f".unfinished-{os.getpid()}.mp4")
+    try:
+        video: Any = imageio.get_writer(unfinished, fps=fps, codec="libx264", macro_block_size=2)
+        with closing(video):  # after an error it would leave ffmpeg running, by itself
+            video.append_data(next_frame())
+            while not done:
+                mask = mask_in(info, env.action_space)
+                action = policy(obs[None], np.array([length == 0]), None if mask is None else mask[None])[0]
+                obs, reward, terminated, truncated, info = env.step(action)
+                episode_return, length = episode_return + np.asarray(reward).item(), length + 1
+                video.append_data(next_frame())
+                done = terminated or truncated or length >= max_steps
+        with suppress(RuntimeError):  # ffmpeg cannot read it
+            if count_frames_and_secs(str(unfinished))[0] == len(shapes):
+                unfinished.replace(path)
+                return Episode(episode_return, length)
+        raise OSError("not all images are in the file")  # ffmpeg fails without an error where its last bytes do not fit
+    finally:
+        unfinished.unlink(missing_ok=True)
+        env.close()
 
 
 def frame_of(env: gymnasium.Env) -> np.ndarray:
     """The rendered image, uint8 [H, W, 3]; small ones are doubled, as video players blur them."""
     frame: Any = env.render()
-    if not isinstance(frame, np.ndarray) or frame.ndim != 3:
-        raise TypeError(f"render() returned a {type(frame).__name__}, must be an image [H, W, 3]")
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3 or not frame.size or frame.shape[2] > 4:
+        given = f"{type(frame).__name__} {getattr(frame, 'shape', '')}".rstrip()
+        raise TypeError(f"render() returned a {given}, must be an image [H, W, 3]")
     return frame.repeat(2, axis=0).repeat(2, axis=1) if frame.shape[0] < 300 else frame

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import math
+import multiprocessing
 import os
 import platform
 import resource
-import sys
 import tempfile
 import typing
 from contextlib import suppress
@@ -18,7 +17,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.error import DependencyNotInstalled
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
@@ -186,14 +184,16 @@ def probe_env(
 
     Raises ConfigError if it cannot be made, has no `actions` of this class, breaks gymnasium's API or ends the process.
     """
+    process = (0, *getattr(multiprocessing.current_process(), "_identity", ()))[-1]  # children may try it at once
+    wrappers.Identity(wrappers.OUTSIDE, process).assume()
     try:
         env = wrappers.make_env(env_id)
     except (KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:  # an environment of the user's own can raise anything
-        why = _describe_env_error(error).split(" Did you mean:")[0].rstrip(".")  # that guess lacks the version
-        fix = "install it, or choose another" if isinstance(error, DependencyNotInstalled) else _fix_for(env_id)
-        raise ConfigError("env-id", env_id, why, fix) from error
+        from a3c_mp.run.refusal import refusal_of
+
+        raise refusal_of(error, env_id) from error
     try:
         obs_space, action_space = env.observation_space, env.action_space
         _check_actions(action_space, actions, env_id)
@@ -248,31 +248,7 @@ def _check_contract(env: gymnasium.Env, env_id: str) -> None:
         raise
     except BaseException as error:
         if isinstance(error, wrappers.BrokenContract) or not isinstance(error, Exception):
-            fix = "fix the environment, or choose another"
-            raise ConfigError("env-id", env_id, _describe_env_error(error), fix) from error
+            from a3c_mp.run.refusal import refusal_of
+
+            raise refusal_of(error, env_id) from error
         # an actor reports other errors of the environment, with their traceback
-
-
-def _describe_env_error(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    if not isinstance(error, Exception):  # SystemExit: an environment must not end the process
-        return f"it raises {type(error).__name__}({text})"
-    return (text or type(error).__name__).rstrip(".")
-
-
-def _fix_for(env_id: str) -> str:
-    """How to fix an environment id that cannot be made: a similar id, if there is one."""
-    module, _, name = wrappers.split_id(env_id)[0].rpartition(":")
-    if module and module not in sys.modules:
-        return "the module must be installed or lie in the current folder"
-    if name in gymnasium.registry:
-        return "choose another, or other --env-kwargs"
-    known, wanted = {name.casefold(): name for name in gymnasium.registry}, name.casefold()
-    alike = [other for other in known if other == f"ale/{wanted}" or other.startswith(f"{wanted}-v")]
-    alike = [other for other in known if other == f"{wanted}noframeskip-v4"] or alike
-    if alike := alike or difflib.get_close_matches(wanted, known, n=1, cutoff=0.8):
-        meant = known[alike[-1]]  # the newest version
-        return f"perhaps you meant {f'{module}:{meant}' if module else meant}"
-    if module:
-        return f"{module} was imported and registers no {name}: call gymnasium.register in it, or check the spelling"
-    return "check the spelling, or see gymnasium.pprint_registry()"

@@ -7,9 +7,11 @@ import re
 import shutil
 import signal
 import sys
+import textwrap
 import typing
 from contextlib import suppress
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -296,9 +298,62 @@ def fail(self, *args, **kwargs):
     ("where", "what"), [*((name, leave) for name in ("__init__", "reset", "step")), ("__init__", fail)]
 )
 def test_an_environment_that_ends_the_process_or_cannot_be_made_is_one_line(where, what, register, refused):
-    why = "first line second line" if what is fail else "it raises SystemExit(licence expired)"
     line = refused(train_a3c_data.main, ["--env-id", register(changes={where: what})])
-    assert f"env-id=Custom-v0: {why}; " in line
+    number = what.__code__.co_firstlineno + 1
+    if what is fail:
+        why = f"ZeroDivisionError: first line second line (test_bad_input.py:{number})\n"  # and no advice
+    else:
+        why = f"it raises SystemExit: licence expired (test_bad_input.py:{number}); fix the environment, or choose"
+    assert f"env-id=Custom-v0: {why}" in line
+
+
+NO_KEY, NO_PRICE = '{}["price"]', "price = 0\nassert price > 0"
+DRIVER = """try:
+    raise ImportError("libdriver.so: cannot open; run: repair-driver")
+except ImportError as error:
+    raise RuntimeError("not installed")"""
+IN_PLACE = {
+    NO_KEY: "KeyError: 'price' (market.py:LAST)",
+    NO_PRICE: "AssertionError: assert price > 0 (market.py:LAST)",
+    DRIVER: "RuntimeError: not installed (market.py:LAST), while handling ImportError: libdriver.so: cannot open; "
+    "run: repair-driver (market.py:BEFORE)",
+    f"{DRIVER} from error": "RuntimeError: not installed (market.py:LAST), caused by ImportError: libdriver.so: cannot",
+    f"{DRIVER} from None": "RuntimeError: not installed (market.py:LAST)",
+    "raise ExceptionGroup('no data', [KeyError('price'), OSError('offline')])": "ExceptionGroup: no data (2 sub-excepti"
+    "ons) (market.py:LAST), with KeyError: 'price', with OSError: offline",
+    "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})": "Mute: <exception str() failed> (market",
+    "raise NotImplementedError": "NotImplementedError: raise NotImplementedError (market.py:LAST)",
+    "price = (": "SyntaxError: '(' was never closed (market.py:LAST)",
+    "import nowhere_to_be_found": "ModuleNotFoundError: No module named 'nowhere_to_be_found' (market.py:LAST)",
+    "import market.prices": "ModuleNotFoundError: No module named 'market.prices'",
+    "import json\njson.loads('{')": "JSONDecodeError: Expecting property name enclosed in double quotes: ",
+    "gymnasium.make('Nonesuch-v7')": "NameNotFound: Environment `Nonesuch` doesn't exist (market.py:LAST)",
+    "gymnasium.make('CartPole-v1', size=5)": "TypeError: CartPoleEnv.__init__() got an unexpected keyword argument 's",
+}
+
+
+@pytest.mark.parametrize("where", ["import", "constructor", "package"])
+@pytest.mark.parametrize(("code", "message"), IN_PLACE.items(), ids=IN_PLACE.values())
+def test_errors_of_an_environment_keep_type_place_and_causes(where, code, message, refused, tmp_path, monkeypatch):
+    lines, path = ["import gymnasium", "gymnasium.register('Market-v0', lambda: Market())"], tmp_path / "market.py"
+    if where == "constructor":
+        code = "def Market():\n" + textwrap.indent(code, "    ")
+    if where == "package":
+        path = tmp_path / "market" / "__init__.py"
+        path.parent.mkdir()
+    path.write_text("\n".join([*lines, code]) + "\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry.copy())
+    try:
+        line = refused(train_a3c_data.main, ["--env-id", "market:Market-v0"])
+    finally:
+        sys.modules.pop("market", None)
+    last = path.read_text().count("\n")
+    message = message.replace("LAST)", f"{last})").replace("BEFORE", str(last - 2))
+    if where == "package":
+        message = message.replace("market.py", "market/__init__.py")
+    assert message in line
+    assert not re.search("choose another|must be installed or lie|perhaps you meant|spelling", line)
 
 
 @pytest.mark.parametrize("where", ["__init__", "reset", "step"])

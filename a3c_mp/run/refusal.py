@@ -1,0 +1,55 @@
+"""Why an environment cannot be used, and how to fix it; imported where that is so."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import traceback
+from contextlib import suppress
+
+from gymnasium.envs import registration
+
+import wrappers
+from a3c_mp.errors import ConfigError, one_line
+from a3c_mp.errors.describe import describe, is_missing
+
+
+def refusal_of(error: BaseException, env_id: str) -> ConfigError:
+    """What is wrong with an environment, and how to fix it where that is certain."""
+    text = ""
+    with suppress(Exception):  # an error may have none
+        text = " ".join(str(error).split()).rstrip(".")
+    module, _, name = wrappers.split_id(env_id)[0].rpartition(":")
+    is_imported = not module or module in sys.modules
+    why, fix = describe(error), ""
+    if isinstance(error, wrappers.BrokenContract):
+        why, fix = text, "fix the environment, or choose another"
+    elif isinstance(error, wrappers.UnsupportedEnv):
+        why, fix = text, "choose another"
+    elif not isinstance(error, Exception):  # SystemExit: an environment must not end the process
+        why, fix = f"it raises {why}", "fix the environment, or choose another"
+    elif is_missing(error, module):
+        why, fix = text, "the module must be installed or lie in the current folder"
+    elif is_imported and name not in registration.registry:
+        why, fix = (
+            text.split(" Did you mean:")[0].rstrip("."),
+            _similar_id(module, name),
+        )  # that guess lacks the version
+    elif is_imported and isinstance(cause := error.__cause__, TypeError) and "the environment creator" in text:
+        why = describe(cause)  # gymnasium has only added all keyword arguments
+        if len(traceback.extract_tb(cause.__traceback__)) == 1:  # its call of the constructor
+            why, fix = one_line(cause), "choose another, or other --env-kwargs"
+    return ConfigError("env-id", env_id, why, fix)
+
+
+def _similar_id(module: str, name: str) -> str:
+    """How to correct an id that is not registered: a similar one, if there is one."""
+    known, wanted = {name.casefold(): name for name in registration.registry}, name.casefold()
+    alike = [other for other in known if other == f"ale/{wanted}" or other.startswith(f"{wanted}-v")]
+    alike = [other for other in known if other == f"{wanted}noframeskip-v4"] or alike
+    if alike := alike or difflib.get_close_matches(wanted, known, n=1, cutoff=0.8):
+        meant = known[alike[-1]]  # the newest version
+        return f"perhaps you meant {f'{module}:{meant}' if module else meant}"
+    if module:
+        return f"{module} was imported and registers no {name}: call gymnasium.register in it, or check the spelling"
+    return "check the spelling, or see gymnasium.pprint_registry()"

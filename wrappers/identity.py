@@ -1,0 +1,53 @@
+"""Which environment of a run this is, for simulators that need a port, a display or a folder of their own.
+
+The environment variables `A3C_ACTOR` and `A3C_ENV` have the numbers of actor and environment, both from 0, while an
+environment is made and whenever it is reset. Keyword arguments have them in braces: `port={9000+100*actor+env}`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+ACTOR, ENV = "A3C_ACTOR", "A3C_ENV"
+EVALUATOR, OUTSIDE, RECORDER = -1, -2, -3
+"""in place of an actor's number: the evaluator; trials before a run, and `play.py`; its video"""
+
+os.environ.setdefault(ACTOR, str(OUTSIDE))  # a simulator may import this, too: it keeps what it was started with
+os.environ.setdefault(ENV, "0")
+
+
+class Identity:
+    """Numbers of an actor, unique in its run, and of one of its environments."""
+
+    current: Identity | None = None
+
+    def __init__(self, actor: int = OUTSIDE, env: int = 0):
+        self.variables = {ACTOR: str(actor), ENV: str(env)}
+
+    def assume(self) -> None:
+        """Put the numbers into the environment variables of this process."""
+        if Identity.current is not self:
+            Identity.current = self
+            os.environ.update(self.variables)
+
+
+def with_numbers(text: str) -> str:
+    """A text with the value in place of each expression of `actor` and `env` in braces.
+
+    `sim-{actor}` is "sim-3" for actor 3. Braces without these names stay. Raises ValueError for an expression of more
+    than these names, whole numbers and + - * // % ( ).
+    """
+    return re.sub(r"\{([\w\s+*/%()-]*\b(?:actor|env)\b[\w\s+*/%()-]*)\}", _value, text)
+
+
+def _value(match: re.Match[str]) -> str:
+    expression = match[1].strip()
+    names = {"actor": int(os.environ[ACTOR]), "env": int(os.environ[ENV])}
+    try:
+        if set(re.findall(r"\b[^\W\d]\w*|\*\*", expression)) - names.keys():  # a power could be too large to compute
+            raise ValueError("it has other names, or a power")
+        return str(eval(expression, {"__builtins__": {}}, names))
+    except Exception as error:
+        allowed = "must be of actor, env, whole numbers and + - * // % ( )"
+        raise ValueError(f"{match[0]} {allowed} ({error})") from error
