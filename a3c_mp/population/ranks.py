@@ -10,9 +10,10 @@ import hashlib
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -23,6 +24,8 @@ from a3c_mp.processes.learner_group import LOOPBACK, LearnerGroup, losing_peers
 
 RANK_SECONDS = 1800.0
 """longest time that a rank waits for another, which may have a generation of slow games to play"""
+TELL_SECONDS = 3.0
+"""time that a rank waits for the others before it says so"""
 REFUSAL_SECONDS = 20.0
 """longest time that rank 0 may take longer than others to find the same bad input"""
 
@@ -42,14 +45,49 @@ def join(args: Args) -> LearnerGroup:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(os.getppid(), signal.SIGTERM)  # the launcher, which may be killed
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-    with losing_peers():
-        PartialState(cpu=True, timeout=timedelta(seconds=RANK_SECONDS))  # gloo, whatever the launcher assumes
+    # gloo, whatever the launcher assumes
+    _find_others(lambda: PartialState(cpu=True, timeout=timedelta(seconds=RANK_SECONDS)), rank, size, args.hang_seconds)
     group = LearnerGroup(rank, size)
     digests = group.all_gather_bytes(hashlib.sha256(repr(args).encode()).digest())
     if differing := [other for other, digest in enumerate(digests) if digest != digests[0]]:
         fix = "start all ranks by one command: accelerate launch --multi_gpu --num_processes 2"
         raise ConfigError("RANK", differing[0], "its settings differ from those of rank 0", fix)
     return group
+
+
+def _find_others(connect: Callable[[], object], rank: int, size: int, seconds: float) -> None:
+    """Call `connect`, which waits for the other ranks inside torch, on a thread of its own: signals end this wait.
+
+    Raises ConfigError if they have not all come after so many seconds, PeerLost if one of them ends.
+    """
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            with losing_peers():
+                connect()
+        except Exception as error:  # raised below
+            errors.append(error)
+
+    thread, start, told = threading.Thread(target=work, daemon=True), time.monotonic(), False
+    thread.start()
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    while thread.is_alive():
+        thread.join(0.2)
+        waited = time.monotonic() - start
+        if waited > TELL_SECONDS and not told:
+            told = True
+            print(
+                f"rank {rank} waits for the other {size - 1} (WORLD_SIZE={size}) at {where}",
+                file=sys.stderr,
+                flush=True,
+            )
+        if waited > seconds and thread.is_alive():
+            fix = "start all ranks by one command: accelerate launch --multi_gpu --num_processes 2; or unset WORLD_SIZE"
+            why = f"rank {rank} has waited {seconds:g} s for the other {size - 1} at {where} (--hang-seconds)"
+            raise ConfigError("WORLD_SIZE", size, why, fix)
+    if errors:
+        raise errors[0]
 
 
 def read_ranks(env: Mapping[str, str]) -> tuple[int, int]:

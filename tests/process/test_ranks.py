@@ -1,5 +1,6 @@
 """Ranks, started as a user would: they meet on the loopback interface, and end together."""
 
+import signal
 import sys
 import time
 from contextlib import nullcontext
@@ -41,6 +42,20 @@ def launch(scripts, monkeypatch, tmp_path):
 def test_the_rank_is_that_of_the_launcher_and_a_launch_that_cannot_work_is_refused(env, expected):
     with nullcontext() if isinstance(expected, tuple) else pytest.raises(ConfigError, match=expected):
         assert ranks.read_ranks(env) == expected
+
+
+@pytest.mark.parametrize("ended_by", [None, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_rank_whose_others_never_come_says_so_and_ends(scripts, monkeypatch, ended_by):
+    for name, value in (RANKS | {"RANK": "0", "MASTER_PORT": "0"}).items():
+        monkeypatch.setenv(name, value)
+    process = scripts.start("train_population.py", "--hang-seconds", "4" if ended_by is None else "60")
+    assert process.stderr.readline() == "rank 0 waits for the other 1 (WORLD_SIZE=2) at 127.0.0.1:0\n"
+    if ended_by is not None:
+        process.send_signal(ended_by)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == (2 if ended_by is None else 128 + ended_by)
+    assert ("error: WORLD_SIZE=2: rank 0 has waited 4 s for the other 1" in err) == (ended_by is None)
+    assert "Traceback" not in err
 
 
 def pids_of(process):
