@@ -21,7 +21,8 @@ from multiprocessing import current_process, popen_spawn_posix, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import FrameType
+from pickle import PicklingError
+from types import FrameType, ModuleType
 from typing import Any
 
 from a3c_mp._bootstrap import PARENT_VARIABLE, end_with_parent
@@ -63,13 +64,32 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
         if group:
             _watchdog.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        process.start()
+        _start(process)
     finally:
         del os.environ[PARENT_VARIABLE]
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         if pipe is not None:
             pipe.close()  # the child has its own copy; with this one closed, its end reads as an end of file
     return process
+
+
+def _start(process: SpawnProcess) -> None:
+    """Start a process, which imports the script of this one only if something that it needs is defined there.
+
+    So a script without `if __name__ == "__main__"` is not run again in each child, unless it has classes or functions
+    that go to one. `multiprocessing` finds out what to import from the module `__main__`, which is hidden meanwhile.
+    """
+    script = sys.modules["__main__"]
+    if not hasattr(script, "__spec__"):  # pdb removes it
+        script.__spec__ = None
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        process.start()
+    except (PicklingError, AttributeError):  # it needs what is hidden
+        sys.modules["__main__"] = script
+        process.start()
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], args: tuple, group: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -95,7 +96,7 @@ class Run(RunState):
             raise Stopped(128 + RECEIVED.pop())
         (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
         self.metrics.open()
-        for signum in SIGNALS:
+        for signum in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             if signum not in IGNORED_AT_START:  # nohup ignores SIGHUP
                 old = signal.signal(signum, self._on_signal)
                 self._cleanup.callback(signal.signal, signum, signal.SIG_DFL if old is None else old)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -37,7 +39,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     code: Any = 1
     report: Callable[[], object] | None = None
     try:
-        code = main()
+        code = _importable(main)()
     except ConfigError as error:
         code, report = 2, partial(print, f"error: {error}", file=sys.stderr)
     except NothingToDo as reason:
@@ -52,6 +54,17 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         in_time(report)
     _ignore_signals()
     end_process(code, threads)
+
+
+def _importable(main: Callable[[], int]) -> Callable[[], int]:
+    """The same `main` of the script as a module, where a profiler runs it: children import what it defines from there.
+
+    The module `__main__` is then the profiler's.
+    """
+    function: Any = getattr(main, "train", main)  # of a `Chapter`
+    if function.__module__ != "__main__" or getattr(sys.modules["__main__"], function.__name__, None) is function:
+        return main
+    return importlib.import_module(Path(function.__code__.co_filename).stem).main
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:

@@ -4,12 +4,14 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 import time
 from multiprocessing import Pipe
 
 import psutil
 import pytest
 import torch
+from harness import ROOT
 
 from a3c_mp.errors import WorkerError
 from a3c_mp.processes.spawn import start_child
@@ -90,3 +92,48 @@ def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_s
     assert str(refused.value).startswith("actor 1 cannot be started: Resource temporarily unavailable; lower --num-act")
     assert "ulimit -u" in str(refused.value)
     assert not psutil.pid_exists(children[0].process.pid)
+
+
+SCRIPT = """import sys, threading
+import train_a3c_data
+sys.argv[1:] = {flags}
+{call}
+print("after it")
+"""
+SHORT = [
+    "--env-id",
+    "CartPole-v1",
+    "--total-steps",
+    "2000",
+    "--num-envs",
+    "4",
+    "--unroll-length",
+    "16",
+    "--run-name",
+    "r",
+]
+IN_A_THREAD = """if __name__ == "__main__":
+    thread = threading.Thread(target=train_a3c_data.main)
+    thread.start()
+    thread.join()"""
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (["-m", "cProfile", "-o", "profile", str(ROOT / "train_task.py"), *SHORT], None),
+        (["script.py"], "train_a3c_data.main()"),  # without a guard
+        pytest.param(["script.py"], IN_A_THREAD, marks=pytest.mark.slow),
+        pytest.param(["-m", "pdb", str(ROOT / "train_a3c_data.py"), *SHORT], None, marks=pytest.mark.slow),
+    ],
+    ids=["profiler", "without a guard", "in a thread", "debugger"],
+)
+def test_other_ways_to_start_a_chapter(tmp_path, words, call):
+    (tmp_path / "script.py").write_text(SCRIPT.format(flags=SHORT, call=call))
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, input="c\nq\n", capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert "--total-steps reached after" in done.stderr + done.stdout, done.stderr
+    assert done.stdout.count("after it") == (call is not None), "children do not run the script"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["r"]
