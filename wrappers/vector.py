@@ -64,6 +64,7 @@ def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
 
 def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(Observation space, action space) of an environment, which is made for it and closed."""
+    Identity(OUTSIDE).assume()
     env = make_env(env_id)
     env.close()
     return env.observation_space, env.action_space
