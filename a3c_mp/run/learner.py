@@ -209,8 +209,8 @@ class Learner:
                     verdicts.append(self._data_filter.check(finite, name, f"{self.setup.message} from {name}"))
             self.states.advance(their_reports)
         self._events = []
-        self._set_reward_scale()
         if self.args.reward_scale is None:
+            self._set_reward_scale()
             self.run.record_metrics({"values/reward_scale": self.net.reward_scale.clone()})
         return Round(all(verdicts), [size for *_, size in everything])
 
