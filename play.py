@@ -35,7 +35,7 @@ from a3c_mp.run import checkpoint, export
 from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
-from wrappers import ActionScaling
+from a3c_mp.wrappers import ActionScaling
 
 VALUE_BASED = {"dqn": dqn, "ddpg": ddpg}  # --algo of a run -> its nets and policies, of action values
 

@@ -1,13 +1,15 @@
-"""Environments: one interface for Atari and for any other gymnasium environment. It imports nothing from `a3c_mp`."""
+"""Environments: one interface for Atari and for any other of gymnasium. It imports nothing else of `a3c_mp`."""
 
-from wrappers.actions import ActionScaling, MaskedDiscrete, action_mask, mask_in
-from wrappers.atari import FRAME_SKIP, is_atari
-from wrappers.contract import UNWATCHED, BrokenContract, Heartbeats, check_contract
-from wrappers.identity import EVALUATOR, OUTSIDE, RECORDER, Identity
-from wrappers.ids import UnsupportedEnv, find_spec, split_id, with_kwargs
-from wrappers.observations import layout
-from wrappers.rebuild import GameLog, obs_hashes, seeding_of
-from wrappers.vector import make_env, make_vec_env, spaces, trace
+import sys
+
+from a3c_mp.wrappers.actions import ActionScaling, MaskedDiscrete, action_mask, mask_in
+from a3c_mp.wrappers.atari import FRAME_SKIP, is_atari
+from a3c_mp.wrappers.contract import UNWATCHED, BrokenContract, Heartbeats, check_contract
+from a3c_mp.wrappers.identity import EVALUATOR, OUTSIDE, RECORDER, Identity
+from a3c_mp.wrappers.ids import UnsupportedEnv, find_spec, split_id, with_kwargs
+from a3c_mp.wrappers.observations import layout
+from a3c_mp.wrappers.rebuild import GameLog, obs_hashes, seeding_of
+from a3c_mp.wrappers.vector import make_env, make_vec_env, spaces, trace
 
 __all__ = [
     "EVALUATOR", "FRAME_SKIP", "OUTSIDE", "RECORDER", "UNWATCHED", "ActionScaling", "BrokenContract", "GameLog",
@@ -15,3 +17,7 @@ __all__ = [
     "is_atari", "layout", "make_env", "make_vec_env", "mask_in", "obs_hashes", "seeding_of", "spaces", "split_id",
     "trace", "with_kwargs",
 ]  # fmt: skip
+
+# a3c_mp/wrappers is a link to this folder: `import wrappers` finds the same modules, not a second copy of them.
+for _name in ("actions", "atari", "contract", "identity", "ids", "observations", "rebuild", "vector"):
+    globals()[_name] = sys.modules[f"{__name__}.{_name}"] = sys.modules[f"a3c_mp.wrappers.{_name}"]

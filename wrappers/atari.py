@@ -12,7 +12,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from wrappers.ids import UnsupportedEnv, find_spec, make_registered
+from a3c_mp.wrappers.ids import UnsupportedEnv, find_spec, make_registered
 
 gymnasium.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for each emulator

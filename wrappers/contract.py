@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from wrappers.actions import ACTIONS, ActionScaling, allowed_action, bounds, mask_in, num_choices
-from wrappers.identity import Identity
-from wrappers.observations import leaves, unprepared
+from a3c_mp.wrappers.actions import ACTIONS, ActionScaling, allowed_action, bounds, mask_in, num_choices
+from a3c_mp.wrappers.identity import Identity
+from a3c_mp.wrappers.observations import leaves, unprepared
 
 RESET = "observation", "info"
 STEP = "observation", "reward", "terminated", "truncated", "info"

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlencode
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from wrappers.identity import with_numbers
+from a3c_mp.wrappers.identity import with_numbers
 
 
 class UnsupportedEnv(ValueError):

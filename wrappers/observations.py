@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space
 from gymnasium.wrappers import TransformObservation
 
-from wrappers.ids import UnsupportedEnv
+from a3c_mp.wrappers.ids import UnsupportedEnv
 
 SMALLEST_IMAGE = 36
 """pixels a side that the convolutions need; smaller images are treated as vectors"""

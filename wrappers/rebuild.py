@@ -15,8 +15,8 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 
-from wrappers.actions import GuardedEnvs, allowed_action, env_seed
-from wrappers.atari import atari_settings, is_atari
+from a3c_mp.wrappers.actions import GuardedEnvs, allowed_action, env_seed
+from a3c_mp.wrappers.atari import atari_settings, is_atari
 
 ATARI_GAMES, STICKY_STEPS = 32, 4_000
 """games, and with sticky actions steps, until an Atari environment is seeded again"""

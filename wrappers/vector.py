@@ -18,13 +18,13 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from wrappers.actions import GuardedEnvs, allowed_action, env_seed, mask_in
-from wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
-from wrappers.contract import UNWATCHED, CheckedEnv, Heartbeats
-from wrappers.identity import OUTSIDE, Identity
-from wrappers.ids import make_registered
-from wrappers.observations import as_array
-from wrappers.rebuild import Rebuildable, seeding_of
+from a3c_mp.wrappers.actions import GuardedEnvs, allowed_action, env_seed, mask_in
+from a3c_mp.wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
+from a3c_mp.wrappers.contract import UNWATCHED, CheckedEnv, Heartbeats
+from a3c_mp.wrappers.identity import OUTSIDE, Identity
+from a3c_mp.wrappers.ids import make_registered
+from a3c_mp.wrappers.observations import as_array
+from a3c_mp.wrappers.rebuild import Rebuildable, seeding_of
 
 LOG = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_learners, check_memory, check_replay_memory, probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
-from wrappers import is_atari
+from a3c_mp.wrappers import is_atari
 
 NORM_PERIOD = 16
 """updates between two batches that update the observation statistics: enough samples, at low cost"""

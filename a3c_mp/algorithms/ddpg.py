@@ -23,7 +23,7 @@ from a3c_mp.nets.q_values import DDPGNet
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Batch
 from a3c_mp.run import evaluate
-from wrappers import ActionScaling
+from a3c_mp.wrappers import ActionScaling
 
 ACTIONS = Box
 AT_BOUND = 0.99

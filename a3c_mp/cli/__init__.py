@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from gymnasium.spaces import Box
 
-import wrappers
+from a3c_mp import wrappers
 from a3c_mp.cli.flags import as_flag, check_unused
 from a3c_mp.cli.parser import make_parser, read_flags, refusal
 from a3c_mp.config import PLACE, CommonArgs, check_name, check_ranges, flag_name, format_error, has_checkpoint

@@ -17,7 +17,7 @@ from a3c_mp.data.resume_states import ActorState
 from a3c_mp.processes.pool import ActorChannel, Token
 from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.seeds import derive_seeds, seed_global_generators
-from wrappers import make_vec_env, obs_hashes
+from a3c_mp.wrappers import make_vec_env, obs_hashes
 
 Fill = Callable[[Token], Any]
 """fills the slot of a token; returns a few figures to send with it, such as the version of the weights that acted"""

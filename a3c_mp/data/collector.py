@@ -20,7 +20,7 @@ from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.pool import ActorChannel, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import BURSTS, NOISE, derive_seeds
-from wrappers import ActionScaling, action_mask
+from a3c_mp.wrappers import ActionScaling, action_mask
 
 
 def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: int = 0) -> Spec:

@@ -24,7 +24,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled
 from a3c_mp.processes.slots import Slots, Spec
-from wrappers import GameLog, seeding_of
+from a3c_mp.wrappers import GameLog, seeding_of
 
 
 @dataclass

@@ -16,7 +16,7 @@ from a3c_mp.processes.pool import ActorChannel, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import EnvStep, Writer
 from a3c_mp.seeds import derive_seeds
-from wrappers import action_mask
+from a3c_mp.wrappers import action_mask
 
 
 class TransitionCollector:

@@ -7,8 +7,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-_HERE = Path(__file__).parents[1]
-_OURS = f"{_HERE}{os.sep}", f"{_HERE.parent / 'wrappers'}{os.sep}"
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _PACKAGES = {"site-packages", "dist-packages"}
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
-from wrappers import ActionScaling
+from a3c_mp.wrappers import ActionScaling
 
 ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
 """action spaces that there are distributions for"""
@@ -95,7 +95,7 @@ class MultiCategorical(NamedTuple):
 class DiagonalGaussian(NamedTuple):
     """Gaussian policy with independent dimensions: params [..., 2 * D] (means, log deviations), actions [..., *shape].
 
-    Actions are unbounded: only the environment gets them clipped, in the units of the space (`wrappers.ActionScaling`).
+    Actions are unbounded: only the environment gets them clipped, in the units of the space (see `ActionScaling`).
     `log_prob` is that of the density, and the differential entropy can be negative.
     """
 

@@ -27,7 +27,7 @@ from a3c_mp.replay import Batch, EnvStep, Replay, Writer
 from a3c_mp.run.evaluate import make_play_envs, play_episodes
 from a3c_mp.run.metrics import Means
 from a3c_mp.seeds import CONFIRMATION, FITNESS, MEMBER, derive_seeds, seed_global_generators
-from wrappers import action_mask, make_vec_env
+from a3c_mp.wrappers import action_mask, make_vec_env
 
 Confirmation = tuple[float, int, int]
 """of games that confirm a fitness: their mean return; number of those that failed; agent steps of all"""

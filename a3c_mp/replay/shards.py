@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from a3c_mp.processes.slots import Slots, Spec, layout
-from wrappers import MaskedDiscrete
+from a3c_mp.wrappers import MaskedDiscrete
 
 COUNTERS = ("written", "committed", "writable_until")
 

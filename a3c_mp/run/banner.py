@@ -21,7 +21,7 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
 from a3c_mp.run.preflight import FOUND, note_on_repeats
-from wrappers import ActionScaling
+from a3c_mp.wrappers import ActionScaling
 
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run

@@ -30,7 +30,7 @@ from a3c_mp.processes.workers import WorkerChannel, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 from a3c_mp.seeds import seed_global_generators
-from wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, Heartbeats, action_mask, make_vec_env
+from a3c_mp.wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, Heartbeats, action_mask, make_vec_env
 
 NUM_ENVS = 8
 """games played at once"""

@@ -25,7 +25,7 @@ from a3c_mp.errors.describe import describe
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.run.evaluate import Policy
 from a3c_mp.seeds import seed_global_generators
-from wrappers import FRAME_SKIP, RECORDER, ActionScaling, Identity, is_atari, make_env, mask_in
+from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, Identity, is_atari, make_env, mask_in
 
 RECORDED = Identity(RECORDER)  # it is open while other environments play
 

@@ -20,7 +20,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
-import wrappers
+from a3c_mp import wrappers
 from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import wrappers
+from a3c_mp import wrappers
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.processes.learner_group import Stateful

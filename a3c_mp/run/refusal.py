@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from gymnasium.envs import registration
 
-import wrappers
+from a3c_mp import wrappers
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.errors.describe import describe, is_missing
 

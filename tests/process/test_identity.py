@@ -6,7 +6,7 @@ import re
 import pytest
 from harness import A3C_DATA, APEX_DQN, POPULATION, TASK
 
-from wrappers import split_id, with_kwargs
+from a3c_mp.wrappers import split_id, with_kwargs
 
 PORTS = 12_000 + 60 * (os.getpid() % 300)
 SIMULATORS = [

@@ -20,7 +20,7 @@ from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.run import checkpoint
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.exchange import FILLED, JOIN, SETUP, TOKEN
-from wrappers import make_env
+from a3c_mp.wrappers import make_env
 
 ENV_ID = "CartPole-v1"
 NUM_ENVS, UNROLL_LENGTH = 4, 8

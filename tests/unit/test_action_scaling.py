@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from a3c_mp.algorithms import ddpg
 from a3c_mp.errors import ConfigError
-from wrappers import ActionScaling
+from a3c_mp.wrappers import ActionScaling
 
 MAX32, MAX64, INF = float(np.finfo(np.float32).max), float(np.finfo(np.float64).max), np.inf
 

@@ -20,7 +20,7 @@ from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run import preflight
 from a3c_mp.run.banner import first_lines
-from wrappers import ActionScaling
+from a3c_mp.wrappers import ActionScaling
 
 N = 7
 VECTOR = Box(-1.0, 1.0, (3,))

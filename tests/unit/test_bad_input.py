@@ -32,7 +32,7 @@ from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
-from wrappers import make_env
+from a3c_mp.wrappers import make_env
 
 ALL = [*ALL_CHAPTERS, *CONTINUOUS]
 BY_NAME = {str(chapter): chapter for chapter in ALL}

@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from torch import distributions as reference
 
 from a3c_mp.nets.distributions import ActionHead, Categorical, is_valid, num_outputs, num_params
-from wrappers import ActionScaling
+from a3c_mp.wrappers import ActionScaling
 
 
 def choices(*sizes):

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.run.export import write_onnx, write_safetensors
-from wrappers import ActionScaling
+from a3c_mp.wrappers import ActionScaling
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36), np.uint8)
 CHOICE, CHOICES, FORCE = Discrete(4), MultiDiscrete([2, 3]), Box(np.float32([-2, 0]), np.float32([2, 5]))

@@ -10,8 +10,8 @@ from a3c_mp.algorithms import dqn
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import ActionHead, mask_logits
 from a3c_mp.replay import Batch, EnvStep, Replay, Shards, Writer
-from wrappers import MaskedDiscrete, action_mask, make_vec_env, mask_in
-from wrappers.actions import allows
+from a3c_mp.wrappers import MaskedDiscrete, action_mask, make_vec_env, mask_in
+from a3c_mp.wrappers.actions import allows
 
 ENV_ID = "envs:Masked-v0"
 A = 4

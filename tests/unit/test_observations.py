@@ -10,10 +10,10 @@ from envs import Env
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, Text, Tuple
 from gymnasium.wrappers import FlattenObservation, TransformObservation
 
-import wrappers
+from a3c_mp import wrappers
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.preflight import probe_env
-from wrappers import BrokenContract, make_env, make_vec_env, split_id, with_kwargs
+from a3c_mp.wrappers import BrokenContract, make_env, make_vec_env, split_id, with_kwargs
 
 SPACE = Dict({"goal": Box(-1, 1, (2,)), "hands": Tuple([Discrete(3, start=1), MultiDiscrete([2, 2])])})
 OBS = {"goal": np.array([0.5, -0.5], np.float32), "hands": (np.int64(2), np.array([1, 0]))}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
-from wrappers import GameLog, action_mask, make_vec_env, rebuild, seeding_of
+from a3c_mp.wrappers import GameLog, action_mask, make_vec_env, rebuild, seeding_of
 
 KINDS = {
     "CartPole-v1": 300,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a3c_mp.data.rollout import InfoField, Rollout, empty_rollout, minibatches, rollout_spec, write_step
-from wrappers import make_vec_env
+from a3c_mp.wrappers import make_vec_env
 
 IMAGES = Box(0, 255, (4, 84, 84), np.uint8)
 VECTORS = Box(-1.0, 1.0, (3,), np.float32)

@@ -140,4 +140,4 @@ def test_the_package_has_every_folder_of_the_library():
     folders = {".".join(file.parent.relative_to(root).parts) for file in root.glob("a3c_mp/**/__init__.py")}
     with (root / "pyproject.toml").open("rb") as file:
         packages = tomllib.load(file)["tool"]["setuptools"]["packages"]
-    assert set(packages) == folders | {"a3c_mp.chapters", "wrappers"}
+    assert set(packages) == folders | {"a3c_mp.chapters", "a3c_mp.wrappers"}

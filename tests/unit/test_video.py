@@ -10,7 +10,7 @@ from envs import Env
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.export import open_rendered, record_episode
-from wrappers import make_env
+from a3c_mp.wrappers import make_env
 
 pytest.importorskip("imageio_ffmpeg")
 

@@ -11,7 +11,7 @@ from ale_py.vector_env import AtariVectorEnv
 from envs import Env
 from gymnasium.vector import AutoresetMode
 
-from wrappers import BrokenContract, atari, make_env, make_vec_env
+from a3c_mp.wrappers import BrokenContract, atari, make_env, make_vec_env
 
 
 @pytest.mark.parametrize(
