@@ -52,8 +52,8 @@ class RayCarrier:
     def __init__(self, session: Any, setup: Any):
         self.session, self.packer, self.replay = session, setup.packer, setup.spec
 
-    def share(self, net: Any, dtype: Any, untrained: bool) -> Publisher:
-        return Publisher(self.session, net, dtype, untrained)  # starts the parameter server
+    def share(self, net: Any, acting: Any, untrained: bool) -> Publisher:
+        return Publisher(self.session, net, acting.dtype, untrained)  # starts the parameter server
 
     def start(self, make_actor: Callable[..., Any], args: Any, memory: Any, **pool: Any) -> Fleet:
         """Start the actors; what they send is copied into slots of the trainer, rows go from node to node."""

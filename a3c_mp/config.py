@@ -62,7 +62,9 @@ class CommonArgs:
     """keyword arguments of the environment, name=value ...; they become part of its id, Env-v0?name=value; braces
     have the numbers of actor and environment: port={9000+100*actor+env}"""
     cuda: bool = False
-    """train and act on the GPU (cuda:0)"""
+    """train on the GPU (cuda:0)"""
+    act_on: Literal["auto", "cpu", "cuda"] = "auto"
+    """with --cuda: where actors compute; auto: on the GPU for images, if processes can share its memory"""
     num_actors: Annotated[int, Between(1, 1024)] = 2
     """parallel actor processes"""
     num_envs: Annotated[int, Between(1, 4096)] = 32

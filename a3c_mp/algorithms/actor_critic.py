@@ -22,8 +22,8 @@ from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.slots import Slots, Spec
+from a3c_mp.run.acting import choose_acting
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_memory, probe_env, set_up_torch
 from a3c_mp.wrappers import ActionScaling
@@ -41,8 +41,8 @@ class RolloutSetup(Setup):
         ConfigError: the environment cannot be used, sizes are inconsistent, or memory is too small.
     """
 
-    slots_with_net = False
-    """whether slots lie on the device of the net, else on the CPU"""
+    slots_with_actors = False
+    """whether slots lie on the device that actors act on, else on the CPU"""
 
     def __init__(self, args: Any, rank: int = 0, messages: int = 1):
         if getattr(args, "batch_size", 1) > args.unroll_length * args.num_envs:
@@ -59,8 +59,9 @@ class RolloutSetup(Setup):
         state = acting_state_spec(args.num_envs, action_space, net.lstm_size)
         layout = ActorLayout(action_space, args.unroll_length, state, args.slots_per_actor, messages)
         spec = self.slot_spec(args, net, obs_space, action_space)
-        slots = allocate_slots(args, spec, device if self.slots_with_net else torch.device("cpu"))
-        super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
+        acting = choose_acting(args, net)
+        slots = allocate_slots(args, spec, device, acting.device, self.slots_with_actors)
+        super().__init__(net, make_optimizer(args, net), slots, layout, acting)
         self.return_stats = ReturnStats(args.gamma, args.max_actors, args.num_envs)
         self.saved = {"obs_stats": net.norm.stats, "return_stats": self.return_stats}
 
@@ -128,14 +129,22 @@ def spec_of_rollouts(
     return rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, lstm_size, args.rollout_fields)
 
 
-def allocate_slots(args: Any, spec: Spec, device: torch.device) -> Slots:
-    """Allocate the slots of a learner's actors on `device`; on the CPU they are pinned if nets are on a GPU."""
+def allocate_slots(
+    args: Any, spec: Spec, learning: torch.device, acting: torch.device, with_actors: bool = False
+) -> Slots:
+    """Allocate the slots of a learner's actors, pinned on the CPU for nets on a GPU, of the learner and of actors.
+
+    `learning` and `acting` are the devices of these nets; on the latter the slots lie if they are `with_actors`.
+    """
     if args.deterministic and args.slots_per_actor > 2:
         why = "--deterministic keeps two versions of the weights, so at most two rollouts can be in flight"
         raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
     num_slots = args.max_actors // getattr(args, "num_learners", 1) * args.slots_per_actor
     try:
-        return Slots(spec, num_slots, pin=args.cuda and device.type == "cpu", device=device)
+        if with_actors and acting.type == "cuda":
+            return Slots(spec, num_slots, acting)
+        pin_for = learning if learning.type == "cuda" else None
+        return Slots(spec, num_slots, pin_for=pin_for, everywhere=acting.type == "cuda")
     except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
         why, fix = one_line(error), "lower --num-actors, --num-envs or --unroll-length"
         raise ConfigError("num-envs", args.num_envs, why, fix) from error

@@ -18,11 +18,11 @@ from a3c_mp.data.transitions import block_spec, finished_episodes
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.return_stats import ReturnStats
-from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import GIB, Slots, Spec, free_memory
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, writer_state_spec
 from a3c_mp.run import evaluate
+from a3c_mp.run.acting import choose_acting
 from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_learners, check_memory, check_replay_memory, probe_env, set_up_torch
@@ -133,7 +133,7 @@ class ApexSetup(Setup):
             raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
         state = writer_state_spec(args.num_envs, args.n_step) | algo.policy_state_spec(args, action_space)
         layout = ActorLayout(action_space, args.block_length, state, args.blocks_in_flight)
-        super().__init__(net, algo.make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))
+        super().__init__(net, algo.make_optimizer(args, net), slots, layout, choose_acting(args, net))
         self.message, self.more = "block", shards
         # One bad reward is part of the n-step returns of several steps, so it can spoil more than one block.
         self.bad_in_a_row = BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)

@@ -86,7 +86,7 @@ class Outbox:
         self.args, self.collector, self.net, self.memory = args, collector, net, collector.memory
         self.rng, self.num_sent = torch.Generator(), collector.games.messages  # the latter: by a predecessor
         spec = spec_of_rollouts(args, collector.env.single_observation_space, collector.action_space)
-        self.rollout = empty_rollout(spec, pin=args.cuda)
+        self.rollout = empty_rollout(spec, pin=self.memory.weights.device.type == "cuda")
         self.return_stats = ReturnStats(args.gamma, 1, args.num_envs)
 
     def collect(self) -> Rollout:
@@ -143,7 +143,7 @@ class Outbox:
 class GradientSetup(RolloutSetup):
     """What chapter 2 makes before a run: net, optimizer, and slots for gradients."""
 
-    slots_with_net = True
+    slots_with_actors = True
 
     def __init__(self, args: Any, rank: int = 0):
         check_sync(args)
@@ -167,7 +167,7 @@ class GradientSetup(RolloutSetup):
 
     def begin(self, learner: Learner) -> None:
         # With --sync the policy acts with weights of their own, because a rollout has one version.
-        self.more = Weights(self.net) if learner.args.in_order else learner.weights
+        self.more = Weights(self.net, device=self.acting.device) if learner.args.in_order else learner.weights
         self.kept = {"acting_weights": self.more}
         learner.run.counters.update(gradients_too_old=0)  # adds: there from the start, kept on resume
 
@@ -200,7 +200,7 @@ class GradientSetup(RolloutSetup):
             learner.run.counters["gradients_too_old"] += 1
             return None
         if report.is_first:
-            learner.update_norm(gradient.obs, f"{learner.args.actor_name} {message.worker}")
+            learner.update_norm(gradient.obs.to(learner.device), f"{learner.args.actor_name} {message.worker}")
         learner.run.record_metrics(report.metrics)
         return gradient.vector
 
@@ -231,6 +231,7 @@ class MeanGradient:
 
     def add(self, vector: Tensor) -> None:
         """Add a gradient [P]; its memory may be overwritten as soon as this returns."""
+        vector = vector.to(self.vector.device)  # actors may act on the CPU
         if self.count == 0:
             self.vector.copy_(vector)
         else:

@@ -33,6 +33,7 @@ class ImpalaArgs(impala.Args, RayArgs):
     """Settings of IMPALA on Ray."""
 
     chapter = "ray"
+    act_on: ClassVar = "cpu"  # type: ignore[misc]  # no GPU is reserved for actors
 
     algo: Literal["impala", "dqn"] = "impala"
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
@@ -44,6 +45,7 @@ class DqnArgs(apex_settings.Args, RayArgs):
 
     chapter = "ray"
     continuous: ClassVar = {}  # only chapter 3 has ddpg
+    act_on: ClassVar = "cpu"  # type: ignore[misc]
 
     algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""

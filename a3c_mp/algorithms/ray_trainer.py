@@ -9,7 +9,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 
 from a3c_mp.algorithms import apex, dqn
 from a3c_mp.algorithms.apex import ApexSetup
@@ -18,7 +17,6 @@ from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, chec
 from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.errors import ConfigError
-from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.processes.pool import Filled
 from a3c_mp.replay import Shards
 from a3c_mp.run.learner import Learner, MessageStats, Setup
@@ -31,7 +29,6 @@ HELD = 2
 """further results that the object store may hold: one that is copied, one that is freed late"""
 LEAST_STORE = 80 * MIB
 """smallest object store; Ray refuses less than 75 MiB"""
-CPU = torch.device("cpu")
 
 
 def save_run(setup: Setup, learner: Any, error: BaseException | None) -> None:
@@ -47,7 +44,6 @@ class RayImpalaSetup(ImpalaSetup):
 
     def __init__(self, args: ImpalaArgs):
         super().__init__(args)
-        self.dtype = compute_dtype(args.precision, CPU, bool(self.net.norm.image))
         self.packer = Packer(self.slots.spec, apex.stacked_frames(args.env_id))
 
     def begin(self, learner: Learner) -> None:
@@ -65,7 +61,6 @@ class RayDqnSetup(ApexSetup):
 
     def __init__(self, args: DqnArgs):
         super().__init__(args, dqn)
-        self.dtype = compute_dtype(args.precision, CPU, self.net.norm.image)
         self.packer, self.kept = Packer(self.slots.spec), {}
 
     def make_replay(self, args: Any, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int) -> None:

@@ -61,7 +61,7 @@ class Publisher(Weights):
         self._answer: Any = None  # reference to that of the latest call
         self._looked = time.monotonic()
         self._start = ""  # of the server, by its last answer
-        super().__init__(net, dtype, untrained)
+        super().__init__(net, dtype, untrained, torch.device("cpu"))
         session.duties.append(self.look_after)
 
     def publish(self, net: nn.Module) -> int:
@@ -91,7 +91,7 @@ class Publisher(Weights):
             self._looked = time.monotonic()
 
     def _share(self, version: int) -> None:
-        values = self.buffers[version % 2].cpu().view(torch.uint8).numpy()
+        values = self.buffers[version % 2].view(torch.uint8).numpy()
         new = {version: self.session.ray.put(values)}
         self._references = {v: reference for v, reference in self._references.items() if v == version - 1} | new
         self._answer = self.server.publish.remote(new)

@@ -34,11 +34,15 @@ class Slots:
     Raises MemoryError as `shared_bytes` does.
 
     Args:
-        pin: page-lock the memory, in every process that holds it: copies to the GPU are faster and can be queued.
         device: cpu, or a CUDA device for shared GPU memory.
+        pin_for: a CUDA device: page-lock the memory in this process, for its copies to that GPU; see `pin`.
+        everywhere: whether the other processes that hold the memory page-lock it, too.
     """
 
-    def __init__(self, spec: Spec, num_slots: int, pin: bool = False, device: torch.device | str = "cpu"):
+    def __init__(
+        self, spec: Spec, num_slots: int, device: torch.device | str = "cpu",
+        pin_for: torch.device | None = None, everywhere: bool = False,
+    ):  # fmt: skip
         self.spec = spec
         self.offsets, self.slot_bytes = layout(spec)
         num_bytes = self.slot_bytes * num_slots
@@ -46,8 +50,9 @@ class Slots:
             self.arena = shared_bytes(num_bytes).view(num_slots, self.slot_bytes)
         else:
             self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8, device=device)
-        self.pinned_by = torch.cuda.current_device() if pin else None  # the GPU, the same one in every process
-        self._pin()
+        self.pinned_elsewhere = pin_for if everywhere else None  # the GPU, the same one in every process
+        if pin_for is not None:
+            pin(self.arena, pin_for)
 
     def __getitem__(self, slot: int) -> dict[str, Tensor]:
         """The fields of one slot, as views of shared memory."""
@@ -57,20 +62,21 @@ class Slots:
             fields[name] = memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
         return fields
 
-    def _pin(self) -> None:
-        """Register the memory with CUDA, so that copies from it need no staging; without that they are slower."""
-        if self.pinned_by is not None:
-            with torch.cuda.device(self.pinned_by):
-                address, size = self.arena.data_ptr(), self.arena.numel()
-                error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
-                if error != 0:
-                    warnings.warn(f"memory of {size:,} bytes cannot be pinned (CUDA error {error})", stacklevel=2)
-                    with suppress(RuntimeError):  # the error would be that of the next kernel
-                        torch.zeros(1, device="cuda")
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._pin()
+        if self.pinned_elsewhere is not None:
+            pin(self.arena, self.pinned_elsewhere)
+
+
+def pin(memory: Tensor, device: torch.device) -> None:
+    """Page-lock memory of the CPU for copies to a GPU: they are faster and can be queued. A warning where it fails."""
+    with torch.cuda.device(device):
+        error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if error != 0:
+            text = f"memory of {memory.nbytes:,} bytes cannot be pinned (CUDA error {error}); copies are slower"
+            warnings.warn(text, stacklevel=3)
+            with suppress(RuntimeError):  # the error would be that of the next kernel
+                torch.zeros(1, device=device)
 
 
 def layout(spec: Spec) -> tuple[dict[str, int], int]:

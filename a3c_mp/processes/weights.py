@@ -13,28 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.processes.slots import shared_bytes, shared_counters
+from a3c_mp.processes.slots import pin, shared_bytes, shared_counters
 
 PUBLISHED, WRITING = 0, 1
 
 
 class Weights:
-    """The two newest versions of the parameters and buffers of `net`, in shared memory (on CUDA: shared GPU memory).
+    """The two newest versions of the parameters and buffers of `net`, in shared memory.
 
     Args:
-        net: gives shapes, device and the values of version 0.
+        net: gives shapes and the values of version 0.
         dtype: of the values, for instance bfloat16 where actors compute in it.
         untrained: whether version 0 is that of a net before its first update.
+        device: of the memory, by default that of `net`. A GPU's is shared by CUDA IPC; for a net on a GPU, that of the
+            CPU is page-locked in this process.
     """
 
-    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float32, untrained: bool = False):
+    def __init__(
+        self, net: nn.Module, dtype: torch.dtype = torch.float32, untrained: bool = False,
+        device: torch.device | None = None,
+    ):  # fmt: skip
         self.untrained = untrained
         tensors = _tensors(net)
         assert all(t.is_floating_point() for t in tensors), "weights hold floating-point tensors only"
         self.shapes, self.sizes = [t.shape for t in tensors], [t.numel() for t in tensors]
-        self.device, num = tensors[0].device, sum(self.sizes)
+        self.device, num = device or tensors[0].device, sum(self.sizes)
         if self.device.type == "cpu":
-            self.buffers = shared_bytes(2 * num * dtype.itemsize).view(dtype).view(2, num)
+            memory = shared_bytes(2 * num * dtype.itemsize)
+            if tensors[0].is_cuda:
+                pin(memory, tensors[0].device)
+            self.buffers = memory.view(dtype).view(2, num)
         else:
             self.buffers = torch.zeros(2, num, dtype=dtype, device=self.device)
         self.versions = shared_counters(2).fill_(-1)
@@ -49,7 +57,12 @@ class Weights:
         """Write the values of `net` as the next version, and return its number; only the learner calls this."""
         version = self.version + 1
         self.versions[WRITING] = version
-        torch._foreach_copy_(self._views(version), _tensors(net))
+        tensors = _tensors(net)
+        if tensors[0].device == self.buffers.device:
+            torch._foreach_copy_(self._views(version), tensors)
+        else:  # as one copy to the CPU instead of one for each tensor
+            values = torch.cat([tensor.flatten() for tensor in tensors]).to(self.buffers.dtype)
+            self.buffers[version % 2].copy_(values)  # waits for the GPU
         self._wait_for_copies()
         self.versions[PUBLISHED] = version
         return version

@@ -23,6 +23,7 @@ from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions, WorkerPool
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
+from a3c_mp.run.acting import Acting
 from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, update_norm
 from a3c_mp.run.progress import RunState
 
@@ -35,8 +36,8 @@ class Setup:
     optimizer: torch.optim.Optimizer
     slots: Slots  # shared memory for what actors send
     layout: ActorLayout  # of the states that deterministic actors send
-    dtype: torch.dtype  # that actors compute in
-    weights_dtype: torch.dtype | None = None  # of the weights that actors load; None: `dtype`
+    acting: Acting  # device and dtype that actors compute in
+    weights_dtype: torch.dtype | None = None  # of the weights that actors load; None: that of `acting`
     message: str = "rollout"  # what a slot holds: in log lines, and in the name of the counter of those with NaN or inf
     bad_in_a_row: int = BAD_IN_A_ROW  # messages with NaN or inf in a row, from one actor, that end a run
     saved: dict[str, Stateful] = field(default_factory=dict)  # in all checkpoints, besides net, optimizer and progress
@@ -62,8 +63,8 @@ class Setup:
 class Processes:
     """The carrier of one machine: spawned processes share memory with their learner. Others have these two methods."""
 
-    def share(self, net: nn.Module, dtype: torch.dtype, untrained: bool) -> Weights:
-        return Weights(net, dtype, untrained)
+    def share(self, net: nn.Module, acting: Acting, untrained: bool) -> Weights:
+        return Weights(net, acting.dtype, untrained, acting.device)
 
     def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> WorkerPool:
         return Workers(run_actor, args=(make_actor, args, memory), **pool)
@@ -107,7 +108,10 @@ class Learner:
         if setup.return_stats is not None and not (args.deterministic and setup.kept is not None):
             setup.return_stats.open.zero_()  # actors play new games
         self._set_reward_scale()
-        self.weights = self.carrier.share(setup.net, setup.weights_dtype or setup.dtype, untrained=run.updates == 0)
+        acting = setup.acting._replace(dtype=setup.weights_dtype or setup.acting.dtype)
+        if acting.note and self.group.rank == 0:
+            run.log.info(acting.note)
+        self.weights = self.carrier.share(setup.net, acting, untrained=run.updates == 0)
         self.states = ResumeStates(args, setup.layout, start=run.steps, group=self.group)
         self.own = self.states.own  # numbers of this learner's actors in the whole run
         self.on_event: Callable[[WorkerEvent], None] = lambda event: None  # for the algorithm, besides the run's
@@ -119,7 +123,7 @@ class Learner:
         self._grad_filter = NonFiniteFilter(run, "gradients_not_finite")
         self._events: list[WorkerEvent] = []  # of a group of learners, until the next `record`
         self._reports: list[ActorReport] = []
-        self.memory = Memory(setup.slots, self.weights, self.states, setup.dtype, args.in_order, setup.more)
+        self.memory = Memory(setup.slots, self.weights, self.states, setup.acting.dtype, args.in_order, setup.more)
         slots = setup.layout.slots_per_actor
         options = WorkerOptions(
             role="actor", slots_per_worker=slots, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,

@@ -88,8 +88,8 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
         obs = settings.get("batch_size", 1) * (5 + 2 * settings.get("prefetch", 0))
     acting = params + ENV_COPIES * args.num_envs * width
     learning = NET_COPIES * params + (obs + STATS) * width
-    if args.cuda:  # on the GPU
-        acting, learning = acting - params, 0
+    if args.cuda:  # on the GPU, with images also the actors' nets
+        acting, learning = acting - params * (width == 0), 0
     learners = settings.get("num_learners", 1) + args.actors_learn * args.local_actors
     needed, free = besides + 4 * (args.local_actors * acting + learners * learning), free_memory()
     if needed > free:

@@ -144,6 +144,7 @@ a3c_data | --stop-eval-return 450 | stop-eval-return=450.0: there is no evaluati
 impala | --explore-envs 0.5 --no-vtrace | explore-envs=0.5: V-trace corrects for it; leave out --no-vtrace
 a3c_grad | --env-id Pendulum-v1 --explore-envs 0.5 | explore-envs=0.5: it repeats discrete actions, those of Pendulum-v
 impala | --noise-steps 16 | noise-steps=16: it is for continuous actions, those of CartPole-v1 are discret
+apex_dqn | --act-on cuda | act-on=cuda: the learner's net is not on a GPU; give --cuda too
 impala | --mean-limit 1 | mean-limit=1.0: it is for continuous actions, those of CartPole-v1 are discret
 population | --reward-scale none | reward-scale=none: must be a number
 apex_dqn | --noise 0.1 | noise=0.1: --algo=dqn does not use it; use ddpg

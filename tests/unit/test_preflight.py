@@ -1,14 +1,20 @@
 """Free memory as the kernel reports it, and the limit of open files, which may be raised up to a point."""
 
+import os
+import pickle
 import random
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 
 from a3c_mp.errors import ConfigError
+from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes import slots
+from a3c_mp.run import acting
 from a3c_mp.run import preflight as limits
 from a3c_mp.run.preflight import check_limits, check_processes, note_on_repeats
 
@@ -112,3 +118,51 @@ def test_every_process_besides_the_first_learner_takes_memory(num_learners, eval
     monkeypatch.setattr(limits, "free_memory", lambda: needed - 2**20)
     with pytest.raises(ConfigError, match=f"num-actors=6: that takes {needed // 2**20:,} MiB of memory at least"):
         check_limits(args)
+
+
+# ---- where actors act
+
+
+@pytest.mark.parametrize(
+    ("act_on", "image", "refusal", "device", "note"),
+    [
+        ("auto", True, "", "meta", "actors act on meta, with the learner's weights in shared GPU memory"),
+        ("auto", True, "no handle", "cpu", "actors act on the CPU (processes cannot share memory of the GPU: no ha"),
+        ("auto", False, "", "cpu", "actors act on the CPU (a net for vectors is faster there)"),
+        ("cuda", False, "", "meta", "actors act on meta, with the learner's weights in shared GPU memory"),
+        ("cpu", True, "", "cpu", "actors act on the CPU (--act-on cpu)"),
+    ],
+)  # fmt: skip
+def test_actors_act_on_the_gpu_where_that_is_faster_and_possible(act_on, image, refusal, device, note, monkeypatch):
+    """A net on torch's device meta stands for one on a GPU: what is not the CPU."""
+    monkeypatch.setattr(acting, "why_not_shared", lambda device: refusal)
+    net = make_actor_critic(Box(0, 255, (4, 84, 84) if image else (4,), np.uint8), Discrete(2)).to("meta")
+    found = acting.choose_acting(SimpleNamespace(act_on=act_on, precision="fp32"), net)
+    assert (found.device, found.dtype) == (torch.device(device), torch.float32)
+    assert found.note.startswith(note)
+
+
+def test_a_gpu_that_is_asked_for_and_cannot_be_shared_is_refused(monkeypatch):
+    monkeypatch.setattr(acting, "why_not_shared", lambda device: "no handle")
+    net = make_actor_critic(Box(0, 1, (4,)), Discrete(2)).to("meta")
+    with pytest.raises(
+        ConfigError, match=r"^act-on=cuda: processes cannot share memory of the GPU: no handle; use auto"
+    ):
+        acting.choose_acting(SimpleNamespace(act_on="cuda", precision="fp32"), net)
+
+
+@pytest.mark.parametrize(
+    ("reduced", "why"),
+    [
+        ((torch.full, ((1,), 7.0)), ""),
+        ((torch.full, ((1,), 0.0)), "it reads as 0.0, not as 7"),
+        ((int, ("x",)), "ValueError: invalid literal for int() with base 10: 'x'"),
+        ((os._exit, (3,)), "a process that opened it ended with code 3"),
+    ],
+    ids=["opens", "another memory", "raises", "crashes"],
+)
+def test_a_child_process_finds_out_whether_memory_is_shared(reduced, why, monkeypatch):
+    """Of a GPU; here what is sent to the child is given."""
+    pickled = pickle.dumps(type("Handle", (), {"__reduce__": lambda self: reduced})())
+    monkeypatch.setattr(acting.ForkingPickler, "dumps", lambda tensor: pickled)
+    assert acting.why_not_shared(torch.device("cpu")) == why

@@ -25,6 +25,7 @@ from a3c_mp.processes.prints import prints
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run import display
+from a3c_mp.run.acting import Acting
 from a3c_mp.run.banner import error_summary, resume_command, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import open_log
@@ -39,6 +40,8 @@ TRACEBACK = """Traceback (most recent call last):
   File "a.py", line 1, in <module>
     raise ValueError("no")
 """
+
+ON_CPU = Acting(torch.device("cpu"), torch.float32)
 
 
 class Part(nn.Module):
@@ -378,7 +381,7 @@ def test_a_peer_that_is_lost_in_the_middle_of_a_round_leaves_the_states_at_its_s
     pool = SimpleNamespace(take=lambda should_stop, size: [Filled(0, 0, 0)])
     carrier = SimpleNamespace(share=lambda net, dtype, untrained: Weights(net), start=lambda *_, **options: pool)
     layout, slots = ActorLayout(Discrete(2), 8, {}), Slots({"x": ((1,), torch.float32)}, 1)
-    setup, tape = Setup(net, torch.optim.SGD(net.parameters()), slots, layout, torch.float32), []
+    setup, tape = Setup(net, torch.optim.SGD(net.parameters()), slots, layout, ON_CPU), []
     for group, expected in ((LearnerGroup(), ["report"]), (Lost(0, 2), [])):
         learner = Learner(args, RunState(args, 0, steps=0, updates=0), setup, None, group, carrier)
         monkeypatch.setattr(learner.states, "read", lambda filled: ["report"] * len(filled))
@@ -401,7 +404,7 @@ def test_the_scale_of_rewards_follows_what_actors_send_and_leaves_out_what_is_no
     carrier = SimpleNamespace(share=lambda net, dtype, untrained: Weights(net), start=lambda *_, **options: None)
     setup = Setup(
         net, torch.optim.SGD(net.parameters()), Slots({"reward": ((2, 2), torch.float32)}, 50),
-        ActorLayout(Discrete(2), 2, {}), torch.float32, return_stats=ReturnStats(0.5, 2, 2),
+        ActorLayout(Discrete(2), 2, {}), ON_CPU, return_stats=ReturnStats(0.5, 2, 2),
     )  # fmt: skip
     learner = Learner(args, RunState(args, 0, steps=0, updates=0), setup, None, LearnerGroup(), carrier)
     messages = []
