@@ -147,11 +147,11 @@ def stumble(node):
 
 def test_nodes_that_raise_or_hang_are_named_and_replaced_and_those_that_wait_are_not(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    runner(3, max_restarts=2, hang_seconds=HANG_SECONDS)(stumble)
+    runner(3, max_restarts=2, middleware_seconds=HANG_SECONDS)(stumble)
     out = capfd.readouterr().out
     assert re.findall(r"node (\d) \(pid \d+\) (.*); restart (\d) of 2", out) == [
         ("1", "raised an exception", "1"),
-        ("2", "sent no heartbeat for 2 s and was killed (--hang-seconds)", "2"),
+        ("2", "sent no heartbeat for 2 s and was killed (middleware_seconds)", "2"),
     ]
     assert out.count("ArithmeticError: the node caught fire") == 1
 
