@@ -3,9 +3,12 @@
 As a script, `test_nodes.py NAME` runs the function NAME on three nodes.
 """
 
+import ctypes
 import multiprocessing
 import os
+import random
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,13 +17,15 @@ import pytest
 import torch
 from envs import note
 from harness import family_of, still_alive
+from nodes import free_port
 
+from a3c_mp.errors import ConfigError
 from a3c_mp.task.parallel import runner
 from a3c_mp.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("forked")
 
-HANG_SECONDS = 2.0
+HANG_SECONDS, STOPPED_SECONDS = 2.0, 1.0
 SCRIPT = "tests/process/test_nodes.py"
 
 
@@ -75,6 +80,40 @@ def test_events_and_shared_values_reach_the_nodes_that_are_meant_and_one_node_en
     assert ways_back[2] == [True]
     for tail in ways_back:
         assert tail == [False] * (len(tail) - 1) + [True], "each knows of its last iteration, and only of that"
+
+
+def play_rounds(node):
+    """Runs the task twice: node 0 sends the number of each round, and the others answer before the next one begins."""
+    steps, rng = [], random.Random(node.name)
+
+    def step(ctx):
+        steps.append(ctx.total_step)
+        if node.name == "node.0":
+            node.send("round", ctx.total_step)
+            answers = [node.wait_for("answer", 20) for _ in range(2)]
+            assert [answer.args for answer in answers] == [[ctx.total_step]] * 2
+        else:
+            time.sleep(rng.random() * 0.01)
+            task.router.look()  # as between two middlewares: the event may come before anybody waits for it
+            if (message := node.wait_for("round")) is not None:
+                node.send("answer", *message.args)
+
+    with Task(router=node) as task:
+        task.use(step)
+        for _ in range(2):
+            task.run(max_step=10 if node.name == "node.0" else None)
+    if node.name != "node.0":
+        node.send("steps", steps)
+        return None
+    return steps, [sorted(node.wait_for("steps", 20).args[0]) for _ in range(2)]
+
+
+def test_no_event_is_lost_between_middlewares_and_a_task_can_be_run_again():
+    steps, others = runner(3)(play_rounds)
+    assert steps == list(range(20))
+    for theirs in others:
+        assert theirs == list(range(len(theirs)))
+        assert len(theirs) >= 20
 
 
 # ---- how they begin
@@ -154,6 +193,84 @@ def test_nodes_that_raise_or_hang_are_named_and_replaced_and_those_that_wait_are
         ("2", "sent no heartbeat for 2 s and was killed (middleware_seconds)", "2"),
     ]
     assert out.count("ArithmeticError: the node caught fire") == 1
+
+
+def compute(node):
+    """Node 1 holds the interpreter's lock for longer than the limit of stopped nodes; the first node 2 is stopped."""
+
+    def step(ctx):
+        if node.name == "node.0":
+            assert {node.wait_for("here", 60).sender for _ in range(2)} == {"node.1", "node.2"}
+            ctx.finish = True
+            return
+        if node.name == "node.1":
+            ctypes.PyDLL(None).usleep(int((STOPPED_SECONDS + 1.5) * 1e6))
+        elif first_time("stopped"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        node.send("here")
+        wait_for_the_end(node)(ctx)
+
+    with Task(router=node) as task:
+        task.use(step).run()
+
+
+def test_nodes_that_compute_are_left_alone_and_those_that_are_stopped_are_replaced(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    runner(3, hang_seconds=STOPPED_SECONDS)(compute)
+    [line] = re.findall(r".*restart \d of \d", capfd.readouterr().out)
+    assert re.fullmatch(r"node 2 \(pid \d+\) was stopped for 1 s and was killed \(hang_seconds\); restart 1 of 5", line)
+
+
+# ---- bad settings
+
+
+def mistype(node):
+    with Task(router=node) as task:
+        task.use(lambda ctx: None).use(lambda ctx: None, filter_labels=["colector"])
+        return task.run(max_step=1).total_step
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_filter_that_no_node_matches_is_refused_in_one_line(number, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(ConfigError) as refusal:
+        runner(number, labels=["learner", "collector", ("collector", "spare")][:number])(mistype)
+    with pytest.raises(SystemExit) as end:  # of a script
+        sys.excepthook(refusal.type, refusal.value, refusal.tb)
+    known = (
+        "standalone, node.0, learner"
+        if number == 1
+        else "collector, distributed, learner, node.0, node.1, node.2, spare"
+    )
+    why = f"no node has such a label; there are {known}; name one of these"
+    assert capfd.readouterr() == ("", f"error: filter-labels=colector: {why}\n")
+    assert end.value.code == 2
+
+
+def test_where_nodes_may_join_such_a_filter_is_a_warning(tmp_path, caplog):
+    listen = f"tcp://127.0.0.1:{free_port()}"
+    assert runner(2, listen=listen, key_file=tmp_path / "key")(mistype) == 0
+    warning = "filter-labels=colector: waits for a node with such a label to join (1 so far)"
+    assert [record.getMessage() for record in caplog.records] == [warning]
+
+
+WRONG = [
+    ({"n_parallel_workers": 0}, "n_parallel_workers=0: there is at least one node"),
+    ({"n_parallel_workers": 1, "labels": ["a", "b"]}, "n_parallel_workers=1: .* one for each of 2 lists of labels"),
+    (
+        {"n_parallel_workers": 1, "listen": "tcp://a:1", "attach_to": "tcp://b:1"},
+        "attach-to=tcp://b:1: a node that joins",
+    ),
+    ({"n_parallel_workers": 4, "attach_to": "tcp://127.0.0.1:9"}, "attach-to=.*: TCP needs a key"),
+    ({"n_parallel_workers": 4, "listen": "nonsense"}, "listen=nonsense: is not tcp://HOST:PORT"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG, ids=range(len(WRONG)))
+def test_wrong_settings_are_refused_before_any_node_starts(settings, message, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(ConfigError, match=message):
+        runner(**settings)(lambda node: pytest.fail("it has begun"))
 
 
 # ---- node 0 is killed
