@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -241,8 +242,8 @@ def runner(
             if attach_to is not None:
                 with attach_nodes(_run_main, (main, *args), roles, attach_to, key, limits) as node:
                     return main(node, *args)
-            hub = start_nodes(_run_main, (main, *args), roles, limits=limits, listen=listen, key_file=key)
-            with hub as node:
+            settings: dict[str, Any] = {"listen": listen, "key_file": key, "greeting": {"run": secrets.token_hex(8)}}
+            with start_nodes(_run_main, (main, *args), roles, limits=limits, **settings) as node:
                 node.handle(JOINED, joined.add)
                 while not (others <= joined or node.finishing):
                     node.wait()

@@ -46,7 +46,8 @@ class Task:
         self._middleware: list[Step] = []
         self._timers: list[StepTimer] = []
         self._has_run = False
-        self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if none was
+        self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
+        self._values: dict[str, Any] = {}  # the same values, for nodes that join later
         self.router.handle(SHARE, self._on_shared, [dict])
         self.router.handle(JOINED, lambda sender: self._shared.update(dict.fromkeys(self._shared, b"")))
 
@@ -154,12 +155,16 @@ class Task:
             self.router.log.warning(f"filter-labels={given}: waits for a node with such a label to join")
 
     def _send_shared(self) -> None:
-        """Send what has changed, also inside of a list or a tensor."""
+        """Send what has changed, also inside of a list or a tensor, and once a node has joined what was sent before."""
         changed = {}
-        for name in filter(self.ctx.__contains__, self._shared):
-            value = b"".join(frame.bytes for frame in encode(SHARE, [self.ctx.get(name)]))
-            if value != self._shared[name]:
-                self._shared[name], changed[name] = value, self.ctx.get(name)
+        for name, sent in self._shared.items():
+            if name in self.ctx:
+                self._values[name] = self.ctx.get(name)
+            elif sent or name not in self._values:
+                continue
+            value = b"".join(frame.bytes for frame in encode(SHARE, [self._values[name]]))
+            if value != sent:
+                self._shared[name], changed[name] = value, self._values[name]
         if changed:
             self.router.send(SHARE, changed)
 

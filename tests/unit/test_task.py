@@ -203,15 +203,18 @@ def test_what_is_shared_is_sent_when_it_changes_and_to_nodes_that_join():
 
     def note(ctx):
         ctx.notes, ctx.weights = notes, torch.full([2], len(notes))
+        if ctx.total_step == 0:
+            ctx.at_start = True
         if ctx.total_step in (0, 2):
             notes.append(ctx.total_step)
         if ctx.total_step == 4:
             node.handlers[JOINED]("node.2")
 
     with Task(router=node) as task:
-        task.share("notes", "weights")
+        task.share("notes", "weights", "at_start", "never")
         task.use(note).run(max_step=6)
     values = [message[1] for message in node.sent if message[0] == SHARE]
+    assert ["at_start" in value for value in values] == [True, False, False, False, True]
     assert [value["notes"] for value in values if "notes" in value] == [[0], [0, 2], [0, 2]]
     assert [value["weights"].tolist() for value in values if "weights" in value] == [[0, 0], [1, 1], [2, 2], [2, 2]]
     node.handlers[SHARE]("node.2", {"x": 1})
