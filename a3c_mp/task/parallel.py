@@ -70,12 +70,15 @@ def supervise(
             return start_child(run_node, (main, args, node_args, child_end), name=name, daemon=True, group=True), pipe
 
     def on_message(index: int, report: tuple) -> None:
-        if report[0] == REPORT_RESULT:
+        kind, *content = report
+        if kind == REPORT_RESULT:
             supervisor.children[index].record_result()
         elif on_report is not None:
             on_report(index, report)
-        elif report[0] == REPORT_REFUSAL:
-            raise ConfigError(*report[1:])
+        elif kind == REPORT_REFUSAL:
+            raise ConfigError(*content)
+        elif kind == REPORT_NAME:
+            [supervisor.children[index].name] = content
 
     children = [
         Child(role.name, partial(launch, index), role.flag, role.on_lost, role.needs_result)
@@ -249,7 +252,8 @@ def runner(
                     node.wait()
                 return main(node, *args)
         except A3CError:
-            sys.excepthook = _print_error
+            if sys.excepthook is sys.__excepthook__:  # else another library shows errors
+                sys.excepthook = _print_error
             raise
 
     return run
@@ -257,6 +261,7 @@ def runner(
 
 def _run_main(node: Node, main: Callable[..., Any], *args: Any) -> None:
     """Run `main` in a node besides the first one of its machine."""
+    node.report(REPORT_NAME, node.name.replace(".", " "))  # that of one that joins is not known before
     try:
         main(node, *args)
     except ConfigError as error:

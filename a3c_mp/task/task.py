@@ -49,6 +49,7 @@ class Task:
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
         self.router.handle(SHARE, self._on_shared, [dict])
+        self.router.handle(FINISH, lambda sender, run: self._see_end())
         self.router.handle(JOINED, lambda sender: self._shared.update(dict.fromkeys(self._shared, b"")))
 
     def __enter__(self) -> Task:
@@ -92,7 +93,8 @@ class Task:
     def run(self, max_step: int | None = None) -> Context:
         """Run so many iterations, or until one sets `ctx.finish`, or another node ends the run.
 
-        `ctx.finish` is true on the way back of the last iteration, whose context is returned. An exception of a
+        `ctx.finish` is true on the way back of the last iteration, whose context is returned; where another node has
+        ended the run, it is true as soon as this node has looked at its messages. An exception of a
         middleware is raised unless an earlier one, suspended around it, handles it. A second call goes on where the
         first one has ended: steps are counted on, and attributes that were kept are there.
         """
@@ -117,29 +119,29 @@ class Task:
     def _iterate(self, threads: ThreadPoolExecutor, last_step: int | None) -> None:
         ctx = self.ctx
         with ExitStack() as stack:
-            self._look()
             try:
+                self._see_end()
                 if self.async_mode:
-                    forward_beside(self._middleware, ctx, stack, threads, self._look)
+                    self.router.look()
+                    forward_beside(self._middleware, ctx, stack, threads, self.router.look)
                 else:
                     for step in self._middleware:
+                        self.router.look()
                         step.forward(ctx, stack)
-                        self._look()
             finally:  # also if one of the suspended handles an error, or a middleware has set it to False
                 if self.router.finishing or (last_step is not None and ctx.total_step >= last_step):
                     ctx.finish = True
         self._send_shared()
 
-    def _look(self) -> None:
-        """Handle the messages that have arrived; where another node has ended the run, middleware sees it at once."""
-        self.router.look()
+    def _see_end(self) -> None:
+        """Show the middleware whether another node has ended the run."""
         if self.router.finishing:
             self.ctx.finish = True
 
     def _poll(self) -> None:
         """Look while a middleware waits, unless it runs in a thread: then this task's own thread looks meanwhile."""
         if threading.get_ident() == self._thread:
-            self._look()
+            self.router.look()
 
     def _check_filter(self, patterns: Sequence[str]) -> None:
         """Refuse a filter that no node of the task can match."""

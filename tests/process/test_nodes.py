@@ -232,7 +232,7 @@ def mistype(node):
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_filter_that_no_node_matches_is_refused_in_one_line(number, monkeypatch, capfd):
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     with pytest.raises(ConfigError) as refusal:
         runner(number, labels=["learner", "collector", ("collector", "spare")][:number])(mistype)
     with pytest.raises(SystemExit) as end:  # of a script
@@ -268,7 +268,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("settings", "message"), WRONG, ids=range(len(WRONG)))
 def test_wrong_settings_are_refused_before_any_node_starts(settings, message, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     with pytest.raises(ConfigError, match=message):
         runner(**settings)(lambda node: pytest.fail("it has begun"))
 

@@ -288,7 +288,8 @@ class Arrivals:
     def __call__(self, node):
         values = next(self.looks, {})
         if values is None:
-            node.finishing = True
+            end(node)
+            node.handlers[FINISH]("node.0", 1)
         elif values:
             node.handlers[SHARE]("node.0", values)
 
@@ -343,6 +344,29 @@ def test_names_that_are_read_one_after_the_other_have_values_of_one_moment():
         shared._read.clear()
     with pytest.raises(AttributeError, match="'other' is not set: no other node has shared it so far"):
         shared.other  # noqa: B018
+
+
+def test_the_end_is_seen_by_what_runs_later_or_waits_and_after_the_last_middleware_in_a_whole_iteration():
+    seen = []
+
+    def note(ctx):
+        seen.append(ctx.finish)
+
+    def wait(ctx):
+        while ctx.total_step == 2 and not ctx.finish:
+            node.look()
+        note(ctx)
+
+    for looks, expected in (
+        ([None], [True, True]),
+        ([{}, None], [False, True]),
+        ([{}, {}, None], [False, False, True, True]),
+        ([{}] * 9 + [None], [False, False, False, False, False, True]),
+    ):
+        node = StubNode(on_look=Arrivals(*looks))
+        run(note, wait, max_step=None, router=node)
+        assert seen == expected
+        seen.clear()
 
 
 # ---- threads
