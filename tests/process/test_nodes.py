@@ -1,6 +1,7 @@
 """Nodes of a task without any learning: events, shared values, errors, restarts, and how all of them end.
 
-As a script, `test_nodes.py NAME` runs the function NAME on three nodes.
+As a script, `test_nodes.py NAME` runs the function NAME on three nodes, and `test_nodes.py NAME ADDRESS` on one that
+listens there.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import random
 import re
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,7 +21,8 @@ from envs import note
 from harness import family_of, still_alive
 from nodes import free_port
 
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.task import node as node_module
 from a3c_mp.task.parallel import runner
 from a3c_mp.task.task import Task
 
@@ -154,6 +157,54 @@ def stay(node, late):
 def test_node_0_begins_once_all_are_connected_though_one_dies_and_one_is_late(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert runner(3)(stay, Late()) == ["node.1", "node.2"]
+
+
+# ---- nodes that attach
+
+
+def gather(node):
+    """The task that others attach to: it has begun to work once five have, of which the fifth replaces another one."""
+    senders = []
+    while len(senders) < 5:
+        senders.append(node.wait_for("here", 60).sender)
+        if len(senders) == 4:
+            node.send("all here")
+    print(*senders, flush=True)
+    if Path("killed").read_text():
+        time.sleep(60)
+
+
+def attend(node):
+    assert set(node.labels) == ({"first"} if node.name == "node.1" else {"other", "spare"})
+    node.send("here")
+    while not node.finishing:
+        if node.name == "node.3" and node.wait_for("all here") and first_time("died"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        node.wait()
+    return node.name
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_all_nodes_of_a_runner_attach_and_are_replaced_and_end_with_the_task(is_killed, scripts, monkeypatch, capfd):
+    monkeypatch.chdir(scripts.runs_dir)
+    monkeypatch.setattr(node_module, "GONE_SECONDS", 0.2)
+    Path("killed").write_text("x" * is_killed)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    hub = scripts.start(SCRIPT, "gather", address)
+    scripts.wait_until(Path("key").exists, hub)
+    killer = threading.Thread(target=lambda: print(hub.stdout.readline()) or (is_killed and hub.kill()))
+    killer.start()
+    attach = runner(4, labels=["first", *[["other", "spare"]] * 3], attach_to=address, key_file="key")
+    if is_killed:
+        with pytest.raises(WorkerError, match=rf"^{address} refuses connections: the task there was killed"):
+            attach(attend)
+    else:
+        assert attach(attend) == "node.1"
+    killer.join()
+    out = capfd.readouterr().out
+    assert sorted(re.findall(r"node\.\d", out)) == [f"node.{number}" for number in range(1, 6)]
+    assert re.findall(r"(node \d) \(pid \d+\) (.*)", out) == [("node 3", "was killed by SIGKILL; restart 1 of 5")]
+    assert hub.wait(20) == (-signal.SIGKILL if is_killed else 0)
 
 
 # ---- nodes that fail
@@ -299,4 +350,8 @@ def test_all_nodes_end_with_node_0_and_leave_nothing(scripts):
 
 
 if __name__ == "__main__":
-    runner(3)(globals()[sys.argv[1]])
+    _, name, *address = sys.argv
+    settings = (
+        {"n_parallel_workers": 1, "listen": address[0], "key_file": "key"} if address else {"n_parallel_workers": 3}
+    )
+    runner(**settings)(globals()[name])
