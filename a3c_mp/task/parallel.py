@@ -242,6 +242,8 @@ def runner(
     def run(main: Callable[..., Any], *args: Any) -> Any:
         joined, others = set[str](), set(map(node_name, range(1, n_parallel_workers)))
         try:
+            if others:
+                _check_importable(main)
             if attach_to is not None:
                 with attach_nodes(_run_main, (main, *args), roles, attach_to, key, limits) as node:
                     return main(node, *args)
@@ -257,6 +259,21 @@ def runner(
             raise
 
     return run
+
+
+def _check_importable(main: Callable[..., Any]) -> None:
+    """Raise ConfigError for a function that other processes cannot import, or not without starting nodes themselves."""
+    name, script = getattr(main, "__qualname__", ""), getattr(sys.modules["__main__"], "__file__", None)
+    why = fix = ""
+    if "<" in name:
+        why, fix = "other processes cannot import a function inside of another one", "define it in a module or script"
+    elif getattr(main, "__module__", "") == "__main__" and (script is None or not Path(script).is_file()):
+        why, fix = "other processes import it, and it stands in no file", "write a script"
+    elif getattr(main, "__module__", "") == "__main__" and "__name__" not in Path(script or "").read_text():
+        why = f"other processes import it from {script}, which would start nodes again"
+        fix = 'call runner below `if __name__ == "__main__":`'
+    if why:
+        raise ConfigError("main", name, why, fix)
 
 
 def _run_main(node: Node, main: Callable[..., Any], *args: Any) -> None:

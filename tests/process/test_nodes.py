@@ -321,7 +321,28 @@ WRONG = [
 def test_wrong_settings_are_refused_before_any_node_starts(settings, message, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     with pytest.raises(ConfigError, match=message):
-        runner(**settings)(lambda node: pytest.fail("it has begun"))
+        runner(**settings)(mistype)
+
+
+UNGUARDED = """from a3c_mp.task.parallel import runner
+def main(node): pass
+runner(2)(main)
+"""
+
+
+def test_a_function_that_other_processes_cannot_import_is_refused_in_one_line(scripts, monkeypatch):
+    (path := scripts.runs_dir / "my_script.py").write_text(UNGUARDED)
+    done = scripts.finish(scripts.start(str(path)), "r")
+    why = f"other processes import it from {path}, which would start nodes again"
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f'error: main=main: {why}; call runner below `if __name__ == "__main__":`\n'
+    with pytest.raises(ConfigError, match=r"^main=.*<lambda>: other processes cannot import a function inside"):
+        runner(2)(lambda node: None)
+    assert runner(1)(lambda node: node.name) == "node.0"
+    monkeypatch.setattr(stumble, "__module__", "__main__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with pytest.raises(ConfigError, match=r"^main=stumble: other processes import it, and it stands in no file"):
+        runner(2)(stumble)
 
 
 # ---- node 0 is killed
