@@ -119,6 +119,52 @@ def test_no_event_is_lost_between_middlewares_and_a_task_can_be_run_again():
         assert len(theirs) >= 20
 
 
+def tutorial(node):
+    """The distributed example of DI-engine's tutorial: the evaluator takes the learner's weights, and ends the task."""
+    saved, evaluated, model = [], [], {}
+
+    def evaluate(ctx):
+        nonlocal last_train_iter
+        while True:
+            if ctx.finish:
+                return
+            if task.parallel_ctx.get("state_dict") and task.parallel_ctx.get("train_iter") > last_train_iter:
+                model.update(task.parallel_ctx.state_dict)
+                ctx.train_iter = task.parallel_ctx.train_iter
+                last_train_iter = task.parallel_ctx.get("train_iter")
+                break
+            time.sleep(0.001)
+        evaluated.append((ctx.train_iter, model["weight"].tolist()))
+        if ctx.train_iter >= 5:
+            ctx.finish = True
+
+    def train(ctx):
+        ctx.keep("train_iter")
+        ctx.train_iter = ctx.get("train_iter", -1) + 1
+        ctx.state_dict = {"weight": torch.full([2], ctx.train_iter)}
+        time.sleep(0.01)  # in which the end may come
+        if ctx.finish:
+            saved.append(ctx.train_iter)
+
+    last_train_iter = -1
+    with Task(router=node) as task:
+        task.share("state_dict", "train_iter")
+        task.use(evaluate, filter_labels=["standalone", "node.1"])
+        task.use(train, filter_labels=["standalone", "node.0"])
+        train_iter = task.run(max_step=1000).total_step
+    if node.name == "node.0":
+        return saved, train_iter, node.wait_for("evaluated", 20).args[0]
+    return node.send("evaluated", evaluated)
+
+
+def test_the_example_of_the_tutorial_evaluates_newest_weights_and_saves_the_last_ones():
+    saved, train_iter, evaluated = runner(2)(tutorial)
+    assert saved == [train_iter]
+    assert train_iter < 999
+    assert [iteration for iteration, _ in evaluated] == sorted({iteration for iteration, _ in evaluated})
+    assert all(weight == [iteration] * 2 for iteration, weight in evaluated)
+
+
 # ---- how they begin
 
 
