@@ -78,7 +78,7 @@ class Node(Closing):
     def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:
         """Have an event handled by `handler(sender, *args)`, as this node looks at its messages.
 
-        A task looks between two middlewares. Events that arrive before they have a handler wait for it, in a `Mailbox`.
+        A task looks before each middleware. Events that arrive before they have a handler wait for it, in a `Mailbox`.
         Malformed ones are dropped with a warning: their arguments have other types, or the handler raises WireError.
         """
         with self._lock:
