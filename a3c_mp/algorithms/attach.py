@@ -19,7 +19,7 @@ from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluate import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.preflight import check_processes, check_system, check_temporary_folder, probe_env
 from a3c_mp.task.endpoint import Endpoint
-from a3c_mp.task.node import REPORT_REFUSAL, Node
+from a3c_mp.task.node import Node
 from a3c_mp.task.parallel import Role, run_joined_nodes
 from a3c_mp.task.router import Spoke
 
@@ -44,8 +44,8 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
             theirs = settings_of(args, router.greeting)
             probe_env(theirs.env_id)
             log.info(f"{number} {args.role}{'s' * (number > 1)} for the task on {theirs.env_id} at {args.attach_to}")
-            supervision = args.max_restarts, args.hang_seconds
-            run_joined_nodes(run_node_of_task, (pipeline, theirs), roles, router, log, *supervision)
+            limits = {"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds}
+            run_joined_nodes(run_node_of_task, (pipeline, theirs), roles, router, log, **limits)
             log.info("the task has ended")
     except WorkerError as error:
         log.error(f"error: {error}")
@@ -81,4 +81,4 @@ def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) 
     try:
         pipeline(node, args, memory)
     except ConfigError as error:
-        node.report(REPORT_REFUSAL, error.what, str(error.value), error.why, error.fix)
+        node.refuse(error)

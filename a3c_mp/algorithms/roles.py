@@ -56,8 +56,9 @@ def run_task(
             evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
         nodes = start_nodes(
-            pipeline, (args, learner.memory), roles_of(args, learner.pool, evaluator), max_restarts=args.max_restarts,
-            hang_seconds=args.hang_seconds, listen=args.listen, log=run.log, is_interrupted=run.is_interrupted,
+            pipeline, (args, learner.memory), roles_of(args, learner.pool, evaluator),
+            limits={"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds},
+            listen=args.listen, log=run.log, is_interrupted=run.is_interrupted,
             joining=("collector", "evaluator"), key_file=args.key_file,
             greeting={"args": settings, "run": secrets.token_hex(8)},
         )  # fmt: skip

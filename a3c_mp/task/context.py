@@ -1,7 +1,8 @@
-"""Contexts: what the middleware of one iteration share."""
+"""Contexts: what the middleware of one iteration share, and what the tasks of several nodes share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -33,7 +34,7 @@ class Context:
         if lost := self.__dict__.get("_lost", {}).get(name):
             why = f"ctx.{name} is not set in iteration {self.total_step}; {lost}"
             raise AttributeError(f"{why} and did not keep it: call ctx.keep({name!r})")
-        raise AttributeError(f"{name!r} is not set: no middleware of this iteration has set it, nor another node")
+        raise AttributeError(f"{name!r} is not set: no middleware of this iteration has set it")
 
     def __contains__(self, name: str) -> bool:
         return name in self.__dict__ and not name.startswith("_")
@@ -61,3 +62,34 @@ class Context:
             else:
                 self._lost[name] = f"{setter or 'other code'} set it in iteration {self.total_step}"
         return new
+
+
+class SharedValues:
+    """The newest values that other nodes share, as attributes or by `get`: `task.parallel_ctx.get("train_iter", 0)`.
+
+    Names that are read one after the other have values of the same moment. Before a name is read again, as in a loop
+    that waits for a change, messages are looked at.
+    """
+
+    def __init__(self, look: Callable[[], object]):
+        self._look, self._values, self._read = look, dict[str, Any](), set[str]()
+
+    def update(self, values: dict[str, Any]) -> None:
+        """Take values that another node has sent; called as messages are handled."""
+        self._values = self._values | values
+
+    def __contains__(self, name: str) -> bool:
+        if name in self._read:
+            self._look()
+            self._read.clear()
+        self._read.add(name)
+        return name in self._values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._values[name] if name in self else default
+
+    def __getattr__(self, name: str) -> Any:
+        """Called where there is no such attribute."""
+        if name.startswith("_") or name not in self:
+            raise AttributeError(f"{name!r} is not set: no other node has shared it so far")
+        return self._values[name]

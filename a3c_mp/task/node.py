@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -10,18 +11,19 @@ from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
 
-from a3c_mp.errors import WorkerError
+from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import Closing
 from a3c_mp.processes.spawn import STARTING
-from a3c_mp.processes.supervisor import WAIT_SECONDS, Supervisor
+from a3c_mp.processes.supervisor import CLOSE_SECONDS, WAIT_SECONDS, Supervisor
 from a3c_mp.task.endpoint import check_tcp, number_of
-from a3c_mp.task.router import Hub, Router, Spoke
+from a3c_mp.task.mailbox import Mailbox
+from a3c_mp.task.router import Router, Spoke
 from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
 
 REPORT_NAME, REPORT_RESULT, REPORT_REFUSAL = "called", "result", "refused"
 """reports of a node to the process that has started it: (name), it has its place in the task; (), it has produced
 something; (what, value, why, fix) of a ConfigError"""
-PENDING = 1000  # most messages that wait for a handler
+ALL_RUNS = 2**31  # number of the run that ends with the program
 GONE_SECONDS = 5.0  # a node that has joined ends when node 0's machine has refused connections for so long
 PROBE_SECONDS = 1.0  # between two attempts to find out why node 0 does not answer, and the longest of them
 
@@ -42,12 +44,14 @@ class Node(Closing):
         self.router, self.setup, self.beat, self.report = router, setup, beat, report
         self.send, self.log, self.is_active = router.send, router.log, router.is_active
         self.labels, self.known_labels = router.endpoint.labels, router.endpoint.known_labels
-        self.finishing = False  # the task is asked to end, here or by another node
-        self.was_ended = False  # by another node
+        self.others_may_join = router.endpoint.open_labels  # nodes with labels that are not known
+        self.finishing = False  # another node has ended the task, or the run of it that is this node's
+        self._run, self._ended_run = 0, 0  # numbers of runs, from 1: this node's, and the last one that others ended
         self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None]]] = {}
-        self._pending: deque[Message] = deque(maxlen=PENDING)  # messages without a handler
+        self._arrived: deque[Message] = deque()  # to be handled
+        self._mailbox = Mailbox()
         self._lock = threading.RLock()
-        self.handle(FINISH, self._on_finish, [])
+        self.handle(FINISH, self._on_finish, [int])
         super().__init__()
 
     @property
@@ -58,16 +62,28 @@ class Node(Closing):
         """Report that an environment is made: the next heartbeat may take as long as a start."""
         self.report(STARTING)
 
+    def refuse(self, error: ConfigError) -> None:
+        """Report that this node cannot take part; the process that has started it raises the error."""
+        self.report(REPORT_REFUSAL, error.what, str(error.value), error.why, error.fix)
+
+    def begin_run(self) -> int:
+        """Begin to run a task, for the first time or again; returns the number of the run, the same one at all nodes.
+
+        A run ends where other nodes have ended theirs of the same number.
+        """
+        self._run += 1
+        self.finishing = self._ended_run >= self._run
+        return self._run
+
     def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:
         """Have an event handled by `handler(sender, *args)`, as this node looks at its messages.
 
-        A task looks between two middlewares. Events that arrive before they have a handler wait, the last `PENDING`.
+        A task looks before each middleware. Events that arrive before they have a handler wait for it, in a `Mailbox`.
         Malformed ones are dropped with a warning: their arguments have other types, or the handler raises WireError.
         """
         with self._lock:
             self._handlers.setdefault(event, []).append((handler, types))
-            for message in [message for message in self._pending if message.event == event]:
-                self._pending.remove(message)
+            while (message := self._mailbox.take(event)) is not None:
                 self._call_handlers(message)
 
     def look(self) -> bool:
@@ -75,11 +91,13 @@ class Node(Closing):
         self.beat()
         with self._lock:
             arrived = self.router.receive()
-            for message in arrived:
+            self._arrived += arrived  # a handler may look too: the order stays
+            while self._arrived:
+                message = self._arrived.popleft()
                 if message.event in self._handlers:
                     self._call_handlers(message)
-                elif message.event not in (JOINED, LEFT):
-                    self._pending.append(message)
+                elif message.event not in (JOINED, LEFT) and (dropped := self._mailbox.add(message)) is not None:
+                    self.log.warning(f"too many events {dropped[:80]!r} without a handler; the oldest are dropped")
         return bool(arrived)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
@@ -88,9 +106,27 @@ class Node(Closing):
             connection.wait(self.router.files, seconds)
             self.look()
 
-    def _on_finish(self, sender: str) -> None:
+    def wait_for(self, event: str, seconds: float = math.inf) -> Message | None:
+        """Return the oldest event of this name that has not been returned yet, and wait for it if there is none.
+
+        For an event without a handler, which waits in a `Mailbox` whenever it arrives. Returns None once the task is
+        asked to end. Raises TimeoutError after `seconds`.
+        """
+        assert event not in self._handlers, f"{event} has a handler, which gets it"
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._lock:
+                message = self._mailbox.take(event)
+            if message is not None or self.finishing:
+                return message
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError(f"no event {event!r} within {seconds:g} s")
+            self.wait(min(left, WAIT_SECONDS))
+
+    def _on_finish(self, sender: str, run: int) -> None:
         if number_of(sender) < self.router.endpoint.num_nodes:  # those that have joined from elsewhere do not end it
-            self.finishing = self.was_ended = True
+            self._ended_run = max(self._ended_run, run)
+            self.finishing = self._ended_run >= max(self._run, 1)
 
     def _call_handlers(self, message: Message) -> None:
         sender, event, args = message
@@ -104,14 +140,14 @@ class Node(Closing):
 
 
 class FirstNode(Node):
-    """Node 0, which looks after the processes of nodes 1, 2, ...
+    """Node 0, which looks after the processes of the others of its machine.
 
     After a signal (`is_interrupted`), which may have ended these too, they are not replaced.
     """
 
-    router: Hub
+    router: Any  # a Hub
 
-    def __init__(self, router: Hub, supervisor: Supervisor, is_interrupted: Callable[[], bool]):
+    def __init__(self, router: Router, supervisor: Supervisor, is_interrupted: Callable[[], bool] = lambda: False):
         super().__init__(router)
         self.supervisor, self.is_interrupted = supervisor, is_interrupted
         self._watched = time.monotonic()
@@ -135,18 +171,26 @@ class FirstNode(Node):
             connection.wait(files, seconds)
 
 
-class JoinedNode(Node):
-    """A node that has joined from elsewhere. It waits for node 0 while the link is down, and ends when node 0 has.
+class JoinedNode(FirstNode):
+    """The first node of another machine, which has joined. It looks after the processes of the others there.
 
-    `log_line` is called when node 0 cannot be reached, and when it can again.
+    It waits for node 0 while the link is down, and ends when node 0 has. `log_line` is called when node 0 cannot be
+    reached, and when it can again.
     """
 
-    def __init__(self, router: Spoke, log_line: Callable[[str], None]):
-        super().__init__(router)
+    def __init__(self, router: Spoke, supervisor: Supervisor, log_line: Callable[[str], Any]):
+        super().__init__(router, supervisor)
         self.address, self.log_line, self._greeting = router.endpoint.dials, log_line, router.greeting
         self._probed = time.monotonic()  # or connected
         self._refused_since: float | None = None
         self._is_lost = False  # which has been logged
+
+    def wait_for_others(self) -> None:
+        """Wait until the other nodes of this machine, or the whole task, have ended. Raises what `look` does."""
+        children = self.supervisor.children
+        while not all(child.is_done for child in children) and (self.router.peers or not self.finishing):
+            self.wait()
+        self.supervisor.await_own_end(CLOSE_SECONDS)
 
     def look(self) -> bool:
         """As `Node.look`. Raises WorkerError when node 0 was killed, or is that of another task."""

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.errors import A3CError, ConfigError, WorkerError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import DONE, run_supervised, start_child
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
-from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
-from a3c_mp.task.node import REPORT_NAME, REPORT_REFUSAL, REPORT_RESULT, FirstNode, JoinedNode, Node
+from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, node_name
+from a3c_mp.task.node import ALL_RUNS, REPORT_NAME, REPORT_REFUSAL, REPORT_RESULT, FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.wire import FINISH, JOINED
 
@@ -49,12 +52,12 @@ class Role:
 
 def supervise(
     main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], endpoints: Sequence[Endpoint],
-    max_restarts: int, hang_seconds: float, on_report: Callable[[int, tuple], None] = lambda index, report: None,
+    on_report: Callable[[int, tuple], None] | None = None, **limits: Any,
 ) -> Supervisor:  # fmt: skip
     """Make the supervisor of one process for each role, which runs `main(node, *args)`.
 
-    Nodes of the same flag share a budget of `max_restarts`; one whose heartbeats stop for `hang_seconds` is replaced.
-    `on_report` gets (index, what a node reports), except for results.
+    Nodes of the same flag share a restart budget; `limits` are those of `Supervisor`. `on_report` gets (index, what a
+    node reports), except for results; by default, a node that refuses to take part ends the task with its ConfigError.
     """
     beats = shared_counters(len(roles) + 1)[:-1]  # there is no empty shared memory
 
@@ -67,19 +70,23 @@ def supervise(
             return start_child(run_node, (main, args, node_args, child_end), name=name, daemon=True, group=True), pipe
 
     def on_message(index: int, report: tuple) -> None:
-        if report[0] == REPORT_RESULT:
+        kind, *content = report
+        if kind == REPORT_RESULT:
             supervisor.children[index].record_result()
-        else:
+        elif on_report is not None:
             on_report(index, report)
+        elif kind == REPORT_REFUSAL:
+            raise ConfigError(*content)
+        elif kind == REPORT_NAME:
+            [supervisor.children[index].name] = content
 
     children = [
         Child(role.name, partial(launch, index), role.flag, role.on_lost, role.needs_result)
         for index, role in enumerate(roles)
     ]
     supervisor = Supervisor(
-        children, beats, max_restarts=max_restarts, hang_seconds=hang_seconds, on_message=on_message,
-        on_restart=lambda index, text: roles[index].on_restart(text),
-    )  # fmt: skip
+        children, beats, on_message=on_message, on_restart=lambda index, text: roles[index].on_restart(text), **limits
+    )
     return supervisor
 
 
@@ -109,7 +116,7 @@ def run_node(
 
 @contextmanager
 def start_nodes(
-    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], *, max_restarts: int, hang_seconds: float,
+    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], *, limits: Mapping[str, Any],
     listen: str | None = None, log: logging.Logger | None = None,
     is_interrupted: Callable[[], bool] = lambda: False, **settings: Any,
 ) -> Iterator[FirstNode]:  # fmt: skip
@@ -118,6 +125,7 @@ def start_nodes(
     Args:
         main, args: each of the others is a process that runs `main(node, *args)`.
         roles: of nodes 0, 1, ...
+        limits: as of `supervise`.
         log: for what other nodes do wrong.
         listen, settings: as of `local_endpoints`.
     """
@@ -127,7 +135,7 @@ def start_nodes(
         if len(roles) > 1 or listen is not None:
             endpoints = local_endpoints(stack.enter_context(ipc_folder()), labels, listen, **settings)
         router = stack.enter_context(Hub(endpoints[0], log))
-        supervisor = supervise(main, args, roles[1:], endpoints[1:], max_restarts, hang_seconds)
+        supervisor = supervise(main, args, roles[1:], endpoints[1:], **limits)
         node = FirstNode(router, supervisor, is_interrupted)
         stack.callback(node.close)
         stack.callback(supervisor.stop)
@@ -135,13 +143,13 @@ def start_nodes(
         try:
             yield node
         finally:  # they end their iteration; those that take longer are terminated
-            node.send(FINISH)
+            node.send(FINISH, ALL_RUNS)
             supervisor.await_own_end(CLOSE_SECONDS)
 
 
 def run_joined_nodes(
     main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], router: Spoke, log: logging.Logger,
-    max_restarts: int, hang_seconds: float,
+    **limits: Any,
 ) -> None:  # fmt: skip
     """Run nodes of this machine in a task elsewhere until that has ended; arguments as of `start_nodes`.
 
@@ -152,7 +160,6 @@ def run_joined_nodes(
         WorkerError: the task was killed, a node failed before its first result, or the restart budget is spent.
     """
     address, key_file = router.endpoint.dials, router.endpoint.key_file
-    node = JoinedNode(router, log.info)
 
     def on_report(index: int, report: tuple) -> None:
         kind, *content = report
@@ -167,30 +174,121 @@ def run_joined_nodes(
             log.warning(f"{child} has lost its place and ends: {ConfigError(*content)}")
 
     endpoints = [Endpoint(dials=address, labels=role.labels, key_file=key_file) for role in roles]
-    supervisor = supervise(main, args, roles, endpoints, max_restarts, hang_seconds, on_report)
+    supervisor = supervise(main, args, roles, endpoints, on_report, **limits)
+    node = JoinedNode(router, supervisor, log.info)
     supervisor.start()
     try:
-        while not all(child.is_done for child in supervisor.children) and (router.peers or not node.finishing):
-            supervisor.watch(lambda: False, also=router.files)
-            node.look()
-        supervisor.await_own_end(CLOSE_SECONDS)
+        node.wait_for_others()
     finally:
         supervisor.stop()
 
 
-def runner(n_parallel_workers: int, *, max_restarts: int = 5, hang_seconds: float = 60.0) -> Callable[..., Any]:
+@contextmanager
+def attach_nodes(
+    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], address: str, key_file: Path | None,
+    limits: Mapping[str, Any],
+) -> Iterator[JoinedNode]:  # fmt: skip
+    """Join a task that runs elsewhere with one node for each role; this process is the first of them.
+
+    Raises what `Spoke` does; WorkerError where the task is killed, or another node here is given up.
+    """
+    endpoints = [Endpoint(dials=address, labels=role.labels, key_file=key_file) for role in roles]
+    with Spoke(endpoints[0]) as router, ExitStack() as stack:
+        supervisor = supervise(main, args, roles[1:], endpoints[1:], **limits)
+        node = JoinedNode(router, supervisor, print)
+        stack.callback(node.close)
+        stack.callback(supervisor.stop)
+        supervisor.start()
+        yield node
+        node.wait_for_others()
+
+
+def runner(
+    n_parallel_workers: int, *, labels: Sequence[str | Sequence[str]] = (), listen: str | None = None,
+    attach_to: str | None = None, key_file: str | Path | None = None, max_restarts: int = 5,
+    hang_seconds: float = 60.0, middleware_seconds: float = 1800.0,
+) -> Callable[..., Any]:  # fmt: skip
     """Return a function `run(main, *args)` that runs `main(node, *args)` in each of several processes.
 
-    Node 0 is this one. Its `main` begins once all others are connected, and its result is that of `run`.
+    This process is one of them, node 0 or the first that joins; its result is that of `run`. Node 0 begins once all
+    others that it has started are connected.
+
+    Args:
+        labels: of each node, besides "node.0", ...: a label, or several.
+        listen: tcp://HOST:PORT, where nodes of other runners may join node 0.
+        attach_to: the address at which another runner's node 0 listens; all nodes of this runner join it.
+        key_file: of the key that both need; node 0 makes it if it is missing.
+        max_restarts: how often nodes that fail are replaced, all of them together.
+        hang_seconds: a node that is stopped (SIGSTOP) for so long is replaced.
+        middleware_seconds: so is one that has looked at no message for so long: the longest time of a middleware.
+
+    Raises:
+        ConfigError: of `run`, if settings are wrong, no node lets this one in, or a node refuses to take part.
+        WorkerError: of `run`, if the restart budget is spent, or the node 0 that this one has joined is killed. A
+            script that handles neither ends with one line, exit code 2 or 1.
     """
+    if n_parallel_workers < 1 or len(labels) > n_parallel_workers:
+        why = f"there is at least one node, and one for each of {len(labels)} lists of labels"
+        raise ConfigError("n_parallel_workers", n_parallel_workers, why, "raise it")
+    if listen is not None and attach_to is not None:
+        raise ConfigError("attach-to", attach_to, "a node that joins does not listen", "leave listen out")
     roles = [Role(f"node {number}") for number in range(n_parallel_workers)]
+    for number, own in enumerate(labels):
+        roles[number] = replace(roles[number], labels=(own,) if isinstance(own, str) else tuple(own))
+    limits = {"max_restarts": max_restarts, "hang_seconds": middleware_seconds, "hang_setting": "middleware_seconds"}
+    limits["stopped_seconds"] = hang_seconds
+    key = None if key_file is None else Path(key_file)
 
     def run(main: Callable[..., Any], *args: Any) -> Any:
-        joined: set[str] = set()
-        with start_nodes(main, args, roles, max_restarts=max_restarts, hang_seconds=hang_seconds) as node:
-            node.handle(JOINED, joined.add)
-            while len(joined) < n_parallel_workers - 1 and not node.finishing:
-                node.wait()
-            return main(node, *args)
+        joined, others = set[str](), set(map(node_name, range(1, n_parallel_workers)))
+        try:
+            if others:
+                _check_importable(main)
+            if attach_to is not None:
+                with attach_nodes(_run_main, (main, *args), roles, attach_to, key, limits) as node:
+                    return main(node, *args)
+            settings: dict[str, Any] = {"listen": listen, "key_file": key, "greeting": {"run": secrets.token_hex(8)}}
+            with start_nodes(_run_main, (main, *args), roles, limits=limits, **settings) as node:
+                node.handle(JOINED, joined.add)
+                while not (others <= joined or node.finishing):
+                    node.wait()
+                return main(node, *args)
+        except A3CError:
+            if sys.excepthook is sys.__excepthook__:  # else another library shows errors
+                sys.excepthook = _print_error
+            raise
 
     return run
+
+
+def _check_importable(main: Callable[..., Any]) -> None:
+    """Raise ConfigError for a function that other processes cannot import, or not without starting nodes themselves."""
+    name, script = getattr(main, "__qualname__", ""), getattr(sys.modules["__main__"], "__file__", None)
+    why = fix = ""
+    if "<" in name:
+        why, fix = "other processes cannot import a function inside of another one", "define it in a module or script"
+    elif getattr(main, "__module__", "") == "__main__" and (script is None or not Path(script).is_file()):
+        why, fix = "other processes import it, and it stands in no file", "write a script"
+    elif getattr(main, "__module__", "") == "__main__" and "__name__" not in Path(script or "").read_text():
+        why = f"other processes import it from {script}, which would start nodes again"
+        fix = 'call runner below `if __name__ == "__main__":`'
+    if why:
+        raise ConfigError("main", name, why, fix)
+
+
+def _run_main(node: Node, main: Callable[..., Any], *args: Any) -> None:
+    """Run `main` in a node besides the first one of its machine."""
+    node.report(REPORT_NAME, node.name.replace(".", " "))  # that of one that joins is not known before
+    try:
+        main(node, *args)
+    except ConfigError as error:
+        node.refuse(error)
+
+
+def _print_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """As `sys.excepthook` of a script: one line for an error whose reason is known, and its exit code."""
+    if not isinstance(error, A3CError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(f"error: {error}", file=sys.stderr)
+    raise SystemExit(2 if isinstance(error, ConfigError) else 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -255,7 +256,11 @@ class Spoke(Router):
         seconds = LOCAL_WELCOME_SECONDS if local else WELCOME_SECONDS
         deadline = time.monotonic() + seconds
         while not self.peers:
-            if time.monotonic() > deadline:
+            is_late = time.monotonic() > deadline
+            if is_late and self._ports[0].is_connected():
+                self.log.warning(f"{address} is busy: waiting until its node 0 looks at messages")
+                deadline = math.inf
+            elif is_late:
                 why, fix = f"no node lets this one in within {seconds:g} s", "start the node that listens there first"
                 raise ConfigError("attach-to", address, why, f"{fix}, with the same key")
             if self._failures >= BAD_KEYS and not local:

@@ -139,6 +139,11 @@ class Dialer(_Port):
     def received(self) -> Iterator[tuple[bytes, Frames]]:
         return ((self.token, frames) for frames in self._messages())
 
+    def is_connected(self) -> bool:
+        """Whether the process of node 0 is there and has the same key, whether its program looks at messages or not."""
+        self._read_events()
+        return self._is_connected and not self._has_ended
+
     def is_over(self) -> bool:
         """Whether the session has ended, some time after its start; what has arrived in it can still be read."""
         self._read_events()

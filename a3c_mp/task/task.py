@@ -6,6 +6,7 @@ way forward, the rest on the way back, as in a context manager.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task.context import Context
+from a3c_mp.task.context import Context, SharedValues
 from a3c_mp.task.endpoint import Endpoint, node_name
 from a3c_mp.task.middleware import Middleware, Step, StepTimer, forward_beside, name_of
 from a3c_mp.task.node import Node
@@ -21,6 +22,7 @@ from a3c_mp.task.router import Hub
 from a3c_mp.task.wire import FINISH, JOINED, encode
 
 SHARE = "task.share"  # event between tasks: ({name: value},)
+MODES = "standalone", "distributed", "async"  # labels that a task has or has not, as it is run
 
 
 class Task:
@@ -39,11 +41,15 @@ class Task:
         own = ["distributed" if self.router.is_active else "standalone", *(["async"] if async_mode else [])]
         self.labels = (*own, self.router.name, *self.router.labels)
         self.ctx = Context()
-        self.parallel_ctx = Context()  # the newest values that other nodes share: `task.parallel_ctx.train_iter`
+        self.parallel_ctx = SharedValues(self._poll)
+        self._thread = threading.get_ident()  # that looks at messages
         self._middleware: list[Step] = []
         self._timers: list[StepTimer] = []
-        self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if none was
+        self._has_run = False
+        self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
+        self._values: dict[str, Any] = {}  # the same values, for nodes that join later
         self.router.handle(SHARE, self._on_shared, [dict])
+        self.router.handle(FINISH, lambda sender, run: self._see_end())
         self.router.handle(JOINED, lambda sender: self._shared.update(dict.fromkeys(self._shared, b"")))
 
     def __enter__(self) -> Task:
@@ -56,15 +62,11 @@ class Task:
         """Append a middleware; its name is by default that of the function that made it.
 
         With `filter_labels`, patterns as of file names, it is used only on nodes with a label that one of them matches.
-        Raises ConfigError if no node has such a label.
+        Raises ConfigError if no node has such a label, unless nodes that may join could have it.
         """
-        if filter_labels is not None:
-            known = self.router.known_labels
-            if known and not _match(filter_labels, (*known, *self.labels)):
-                why = f"no node has such a label; there are {', '.join(known)}"
-                raise ConfigError("filter-labels", ", ".join(filter_labels), why, "name one of these")
-            if not _match(filter_labels, self.labels):
-                return self
+        if filter_labels is not None and not _match(filter_labels, self.labels):
+            self._check_filter(filter_labels)
+            return self
         self._middleware.append(Step(fn, name or name_of(fn), self._timers))
         return self
 
@@ -89,53 +91,87 @@ class Task:
         return serial
 
     def run(self, max_step: int | None = None) -> Context:
-        """Run iterations until one sets `ctx.finish`, or another node or `max_step` ends the task.
+        """Run so many iterations, or until one sets `ctx.finish`, or another node ends the run.
 
-        `ctx.finish` is true on the way back of the last iteration, whose context is returned. An exception of a
-        middleware is raised unless an earlier one, suspended around it, handles it.
+        `ctx.finish` is true on the way back of the last iteration, whose context is returned; where another node has
+        ended the run, it is true as soon as this node has looked at its messages. An exception of a
+        middleware is raised unless an earlier one, suspended around it, handles it. A second call goes on where the
+        first one has ended: steps are counted on, and attributes that were kept are there.
         """
         assert self._middleware, "the task has no middleware"
+        self._thread, run = threading.get_ident(), self.router.begin_run()
+        if self._has_run:
+            self.ctx = self.ctx.renew()
+        self._has_run = True
+        last_step = None if max_step is None else self.ctx.total_step + max_step - 1
         with ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
             while True:
-                self._iterate(threads, max_step)
+                self._iterate(threads, last_step)
                 for timer in self._timers:
                     timer.end_iteration(self.ctx.total_step)
                 if self.ctx.finish:
                     break
                 self.ctx = self.ctx.renew()
-        if not self.router.was_ended or self.router.name == node_name(0):
-            self.router.send(FINISH)
+        if not self.router.finishing or self.router.name == node_name(0):  # which passes on what another one has ended
+            self.router.send(FINISH, run)
         return self.ctx
 
-    def _iterate(self, threads: ThreadPoolExecutor, max_step: int | None) -> None:
+    def _iterate(self, threads: ThreadPoolExecutor, last_step: int | None) -> None:
         ctx = self.ctx
         with ExitStack() as stack:
-            self.router.look()
             try:
+                self._see_end()
                 if self.async_mode:
+                    self.router.look()
                     forward_beside(self._middleware, ctx, stack, threads, self.router.look)
                 else:
                     for step in self._middleware:
-                        step.forward(ctx, stack)
                         self.router.look()
-            finally:  # also if one of the suspended handles an error
-                if self.router.finishing or (max_step is not None and ctx.total_step + 1 >= max_step):
+                        step.forward(ctx, stack)
+            finally:  # also if one of the suspended handles an error, or a middleware has set it to False
+                if self.router.finishing or (last_step is not None and ctx.total_step >= last_step):
                     ctx.finish = True
         self._send_shared()
 
+    def _see_end(self) -> None:
+        """Show the middleware whether another node has ended the run."""
+        if self.router.finishing:
+            self.ctx.finish = True
+
+    def _poll(self) -> None:
+        """Look while a middleware waits, unless it runs in a thread: then this task's own thread looks meanwhile."""
+        if threading.get_ident() == self._thread:
+            self.router.look()
+
+    def _check_filter(self, patterns: Sequence[str]) -> None:
+        """Refuse a filter that no node of the task can match."""
+        known, given = self.router.known_labels, ", ".join(patterns)
+        if not known and not self.router.is_active:
+            known = self.labels
+        if not known or _match(patterns, (*known, *MODES)):
+            return
+        if not self.router.others_may_join:
+            why = f"no node has such a label; there are {', '.join(known)}"
+            raise ConfigError("filter-labels", given, why, "name one of these")
+        if self.router.name == node_name(0):
+            self.router.log.warning(f"filter-labels={given}: waits for a node with such a label to join")
+
     def _send_shared(self) -> None:
-        """Send what has changed, also inside of a list or a tensor."""
+        """Send what has changed, also inside of a list or a tensor, and once a node has joined what was sent before."""
         changed = {}
-        for name in filter(self.ctx.__contains__, self._shared):
-            value = b"".join(frame.bytes for frame in encode(SHARE, [self.ctx.get(name)]))
-            if value != self._shared[name]:
-                self._shared[name], changed[name] = value, self.ctx.get(name)
+        for name, sent in self._shared.items():
+            if name in self.ctx:
+                self._values[name] = self.ctx.get(name)
+            elif sent or name not in self._values:
+                continue
+            value = b"".join(frame.bytes for frame in encode(SHARE, [self._values[name]]))
+            if value != sent:
+                self._shared[name], changed[name] = value, self._values[name]
         if changed:
             self.router.send(SHARE, changed)
 
     def _on_shared(self, sender: str, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            setattr(self.parallel_ctx, name, value)
+        self.parallel_ctx.update(values)
 
 
 def _match(patterns: Sequence[str], labels: Sequence[str]) -> bool:

@@ -1,12 +1,17 @@
 """Nodes of a task without any learning: events, shared values, errors, restarts, and how all of them end.
 
-As a script, `test_nodes.py NAME` runs the function NAME on three nodes.
+As a script, `test_nodes.py NAME` runs the function NAME on three nodes, and `test_nodes.py NAME ADDRESS` on one that
+listens there.
 """
 
+import ctypes
 import multiprocessing
 import os
+import random
 import re
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,13 +19,16 @@ import pytest
 import torch
 from envs import note
 from harness import family_of, still_alive
+from nodes import free_port
 
+from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.task import node as node_module
 from a3c_mp.task.parallel import runner
 from a3c_mp.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("forked")
 
-HANG_SECONDS = 2.0
+HANG_SECONDS, STOPPED_SECONDS = 2.0, 1.0
 SCRIPT = "tests/process/test_nodes.py"
 
 
@@ -77,6 +85,89 @@ def test_events_and_shared_values_reach_the_nodes_that_are_meant_and_one_node_en
         assert tail == [False] * (len(tail) - 1) + [True], "each knows of its last iteration, and only of that"
 
 
+def play_rounds(node):
+    """Runs the task twice: node 0 sends the number of each round, and the others answer before the next one begins."""
+    steps, rng = [], random.Random(node.name)
+
+    def step(ctx):
+        steps.append(ctx.total_step)
+        if node.name == "node.0":
+            node.send("round", ctx.total_step)
+            answers = [node.wait_for("answer", 20) for _ in range(2)]
+            assert [answer.args for answer in answers] == [[ctx.total_step]] * 2
+        else:
+            time.sleep(rng.random() * 0.01)
+            task.router.look()  # as between two middlewares: the event may come before anybody waits for it
+            if (message := node.wait_for("round")) is not None:
+                node.send("answer", *message.args)
+
+    with Task(router=node) as task:
+        task.use(step)
+        for _ in range(2):
+            task.run(max_step=10 if node.name == "node.0" else None)
+    if node.name != "node.0":
+        node.send("steps", steps)
+        return None
+    return steps, [sorted(node.wait_for("steps", 20).args[0]) for _ in range(2)]
+
+
+def test_no_event_is_lost_between_middlewares_and_a_task_can_be_run_again():
+    steps, others = runner(3)(play_rounds)
+    assert steps == list(range(20))
+    for theirs in others:
+        assert theirs == list(range(len(theirs)))
+        assert len(theirs) >= 20
+
+
+def tutorial(node):
+    """The distributed example of DI-engine's tutorial: the evaluator takes the learner's weights, and ends the task."""
+    saved, evaluated, received, model = [], [], [], {}
+    node.handle("evaluated", lambda sender, results: received.extend(results))
+
+    def evaluate(ctx):
+        nonlocal last_train_iter
+        while True:
+            if ctx.finish:
+                return
+            if task.parallel_ctx.get("state_dict") and task.parallel_ctx.get("train_iter") > last_train_iter:
+                model.update(task.parallel_ctx.state_dict)
+                ctx.train_iter = task.parallel_ctx.train_iter
+                last_train_iter = task.parallel_ctx.get("train_iter")
+                break
+            time.sleep(0.001)
+        evaluated.append((ctx.train_iter, model["weight"].tolist()))
+        if ctx.train_iter >= 5:
+            ctx.finish = True
+
+    def train(ctx):
+        ctx.keep("train_iter")
+        ctx.train_iter = ctx.get("train_iter", -1) + 1
+        ctx.state_dict = {"weight": torch.full([2], ctx.train_iter)}
+        time.sleep(0.01)  # in which the end may come
+        if ctx.finish:
+            saved.append(ctx.train_iter)
+
+    last_train_iter = -1
+    with Task(router=node) as task:
+        task.share("state_dict", "train_iter")
+        task.use(evaluate, filter_labels=["standalone", "node.1"])
+        task.use(train, filter_labels=["standalone", "node.0"])
+        train_iter = task.run(max_step=1000).total_step
+    if node.name == "node.1":
+        node.send("evaluated", evaluated)
+    while node.name == "node.0" and not received:
+        node.wait()
+    return saved, train_iter, received
+
+
+def test_the_example_of_the_tutorial_evaluates_newest_weights_and_saves_the_last_ones():
+    saved, train_iter, evaluated = runner(2)(tutorial)
+    assert saved == [train_iter]
+    assert train_iter < 999
+    assert [iteration for iteration, _ in evaluated] == sorted({iteration for iteration, _ in evaluated})
+    assert all(weight == [iteration] * 2 for iteration, weight in evaluated)
+
+
 # ---- how they begin
 
 
@@ -117,6 +208,46 @@ def test_node_0_begins_once_all_are_connected_though_one_dies_and_one_is_late(tm
     assert runner(3)(stay, Late()) == ["node.1", "node.2"]
 
 
+# ---- nodes that attach
+
+
+def gather(node):
+    """The task that others attach to: it has begun to work once five have, of which the fifth replaces another one."""
+    senders = []
+    while len(senders) < 5:
+        senders.append(node.wait_for("here", 60).sender)
+        if len(senders) == 4:
+            node.send("all here")
+    print(*senders, flush=True)
+    time.sleep(60)
+
+
+def attend(node):
+    assert set(node.labels) == ({"first"} if node.name == "node.1" else {"other", "spare"})
+    node.send("here")
+    while not node.finishing:
+        if node.name == "node.3" and node.wait_for("all here") and first_time("died"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        node.wait()
+
+
+def test_all_nodes_of_a_runner_attach_and_are_replaced_and_end_when_node_0_is_killed(scripts, monkeypatch, capfd):
+    monkeypatch.chdir(scripts.runs_dir)
+    monkeypatch.setattr(node_module, "GONE_SECONDS", 0.2)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    hub = scripts.start(SCRIPT, "gather", address)
+    scripts.wait_until(Path("key").exists, hub)
+    killer = threading.Thread(target=lambda: print(hub.stdout.readline()) or hub.kill())
+    killer.start()
+    attach = runner(4, labels=["first", *[["other", "spare"]] * 3], attach_to=address, key_file="key")
+    with pytest.raises(WorkerError, match=rf"^{address} refuses connections: the task there was killed"):
+        attach(attend)
+    killer.join()
+    out = capfd.readouterr().out
+    assert sorted(re.findall(r"node\.\d", out)) == [f"node.{number}" for number in range(1, 6)]
+    assert re.findall(r"(node \d) \(pid \d+\) (.*)", out) == [("node 3", "was killed by SIGKILL; restart 1 of 5")]
+
+
 # ---- nodes that fail
 
 
@@ -147,13 +278,106 @@ def stumble(node):
 
 def test_nodes_that_raise_or_hang_are_named_and_replaced_and_those_that_wait_are_not(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    runner(3, max_restarts=2, hang_seconds=HANG_SECONDS)(stumble)
+    runner(3, max_restarts=2, middleware_seconds=HANG_SECONDS)(stumble)
     out = capfd.readouterr().out
     assert re.findall(r"node (\d) \(pid \d+\) (.*); restart (\d) of 2", out) == [
         ("1", "raised an exception", "1"),
-        ("2", "sent no heartbeat for 2 s and was killed (--hang-seconds)", "2"),
+        ("2", "sent no heartbeat for 2 s and was killed (middleware_seconds)", "2"),
     ]
     assert out.count("ArithmeticError: the node caught fire") == 1
+
+
+def compute(node):
+    """Node 1 holds the interpreter's lock for longer than the limit of stopped nodes; the first node 2 is stopped."""
+
+    def step(ctx):
+        if node.name == "node.0":
+            assert {node.wait_for("here", 60).sender for _ in range(2)} == {"node.1", "node.2"}
+            ctx.finish = True
+            return
+        if node.name == "node.1":
+            ctypes.PyDLL(None).usleep(int((STOPPED_SECONDS + 1.5) * 1e6))
+        elif first_time("stopped"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        node.send("here")
+        wait_for_the_end(node)(ctx)
+
+    with Task(router=node) as task:
+        task.use(step).run()
+
+
+def test_nodes_that_compute_are_left_alone_and_those_that_are_stopped_are_replaced(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    runner(3, hang_seconds=STOPPED_SECONDS)(compute)
+    [line] = re.findall(r".*restart \d of \d", capfd.readouterr().out)
+    assert re.fullmatch(r"node 2 \(pid \d+\) was stopped for 1 s and was killed \(hang_seconds\); restart 1 of 5", line)
+
+
+# ---- bad settings
+
+
+def mistype(node):
+    with Task(router=node) as task:
+        task.use(lambda ctx: None).use(lambda ctx: None, filter_labels=["colector"])
+        return task.run(max_step=1).total_step
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_filter_that_no_node_matches_is_refused_in_one_line(number, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    with pytest.raises(ConfigError) as refusal:
+        runner(number, labels=["learner", "collector", ("collector", "spare")][:number])(mistype)
+    with pytest.raises(SystemExit) as end:  # of a script
+        sys.excepthook(refusal.type, refusal.value, refusal.tb)
+    known = (
+        "standalone, node.0, learner"
+        if number == 1
+        else "collector, distributed, learner, node.0, node.1, node.2, spare"
+    )
+    why = f"no node has such a label; there are {known}; name one of these"
+    assert capfd.readouterr() == ("", f"error: filter-labels=colector: {why}\n")
+    assert end.value.code == 2
+
+
+def test_where_nodes_may_join_such_a_filter_is_a_warning(tmp_path, caplog):
+    listen = f"tcp://127.0.0.1:{free_port()}"
+    assert runner(2, listen=listen, key_file=tmp_path / "key")(mistype) == 0
+    warning = "filter-labels=colector: waits for a node with such a label to join (1 so far)"
+    assert [record.getMessage() for record in caplog.records] == [warning]
+
+
+WRONG = [
+    ({"n_parallel_workers": 0}, "n_parallel_workers=0: there is at least one node"),
+    ({"n_parallel_workers": 1, "labels": ["a", "b"]}, "n_parallel_workers=1: .* one for each of 2 lists of labels"),
+    (
+        {"n_parallel_workers": 1, "listen": "tcp://a:1", "attach_to": "tcp://b:1"},
+        "attach-to=tcp://b:1: a node that joins",
+    ),
+    ({"n_parallel_workers": 4, "attach_to": "tcp://127.0.0.1:9"}, "attach-to=.*: TCP needs a key"),
+    ({"n_parallel_workers": 4, "listen": "nonsense"}, "listen=nonsense: is not tcp://HOST:PORT"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG, ids=range(len(WRONG)))
+def test_wrong_settings_are_refused_before_any_node_starts(settings, message, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    with pytest.raises(ConfigError, match=message):
+        runner(**settings)(mistype)
+
+
+def test_a_function_that_other_processes_cannot_import_is_refused_in_one_line(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"^main=.*<lambda>: other processes cannot import a function inside"):
+        runner(2)(lambda node: None)
+    assert runner(1)(lambda node: node.name) == "node.0"
+    (script := tmp_path / "my_script.py").write_text("runner(2)(main)")
+    monkeypatch.setattr(stumble, "__module__", "__main__")
+    for file, why in (
+        (str(script), f'import it from {script}, which would .* below `if __name__ == "__main__":`'),
+        ("<stdin>", "import it, and it stands in no file"),
+    ):
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", file)
+        with pytest.raises(ConfigError, match=rf"^main=stumble: other processes {why}"):
+            runner(2)(stumble)
 
 
 # ---- node 0 is killed
@@ -182,4 +406,8 @@ def test_all_nodes_end_with_node_0_and_leave_nothing(scripts):
 
 
 if __name__ == "__main__":
-    runner(3)(globals()[sys.argv[1]])
+    _, name, *address = sys.argv
+    settings = (
+        {"n_parallel_workers": 1, "listen": address[0], "key_file": "key"} if address else {"n_parallel_workers": 3}
+    )
+    runner(**settings)(globals()[name])

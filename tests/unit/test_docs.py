@@ -1,12 +1,16 @@
 """Examples and links in the docs: functions that are named are there, and code runs."""
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+import torch
 from harness import A3C_DATA
+from nodes import free_port
 
+from a3c_mp.task.parallel import runner
 from bench import common
 
 ROOT = Path(__file__).parents[2]
@@ -61,3 +65,36 @@ def test_the_example_of_an_environment_can_be_trained_on(run_inline, tmp_path):
     played = run_inline("play.py", "runs/r", "--episodes", "3")
     assert played.code == 0, played.err
     assert "training's mean return at this checkpoint" in played.out
+
+
+def test_the_example_of_a_task_learns_on_two_runners_and_goes_on_from_its_checkpoint(
+    scripts, forked, monkeypatch, capfd
+):
+    """The learner's runner is a script; the other one, which joins it over TCP, is this process."""
+    text = (ROOT / "docs" / "task.md").read_text()
+    code = re.search(r"```python\n(# my_task.py\n.*?)```", text, re.DOTALL)
+    (scripts.runs_dir / "my_task.py").write_text(code[1])
+    monkeypatch.chdir(scripts.runs_dir)
+    monkeypatch.syspath_prepend(scripts.runs_dir)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    learner = scripts.start(str(scripts.runs_dir / "my_task.py"), "learn", address)
+    scripts.wait_until(Path("key").exists, learner)
+    my_task = importlib.import_module("my_task")
+    my_task.start("join", address)
+    done = scripts.finish(learner, "r")
+    assert (done.code, done.err) == (0, "")
+    begin, *found, games = done.out.splitlines()
+    assert begin == "begins at iteration 0"
+    results = [re.fullmatch(r"iteration (\d+): mean return ([\d.]+)", line).groups() for line in found]
+    iterations, returns = [int(iteration) for iteration, _ in results], [float(value) for _, value in results]
+    assert iterations == sorted(set(iterations)), "new weights each time"
+    assert returns[0] < 100 < my_task.GOAL <= max(returns)
+    assert re.search(r"node\.1: .*node\.[34]: ", games), "the own collector, and one that has joined at least"
+    saved = torch.load("my_task.pt")
+    capfd.readouterr()
+    runner(3, labels=["learner", "collector", "evaluator"])(my_task.main)
+    begin, first, *_ = capfd.readouterr().out.splitlines()
+    iteration = int(re.fullmatch(r"begins at iteration (\d+)", begin)[1])
+    assert iteration == saved["train_iter"] >= iterations[-1] > 0
+    assert first.startswith(f"iteration {iteration}: mean return ")
+    assert float(first.rpartition(" ")[2]) > returns[0], "with the weights of the checkpoint"

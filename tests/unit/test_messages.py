@@ -8,6 +8,8 @@ import pickle
 import select
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -165,6 +167,27 @@ def test_where_no_node_listens_the_attempt_ends(tmp_path, folder, monkeypatch):
     for end in (remote, local_endpoints(folder, [(), ()], None)[1]):
         with pytest.raises(ConfigError, match=rf"^attach-to={end.dials}: no node lets this one in within 0.1 s; start"):
             Spoke(end).__enter__()
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_node_waits_for_a_node_0_that_computes(listening, net, monkeypatch, tape, is_local):
+    """Its process answers; its program does not look at messages."""
+    for name in ("WELCOME_SECONDS", "LOCAL_WELCOME_SECONDS"):
+        monkeypatch.setattr(router_module, name, 0.1)
+    hub, end = listening
+    if is_local:
+        end = Endpoint(1, dials=hub.endpoint.binds[0])
+    with ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(Spoke(end, net.log).__enter__)
+        deadline = time.monotonic() + 20
+        while not tape.messages and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert not joining.done()
+        net.wait_until(joining.done)
+        net.stack.push(joining.result())
+    busy = f"{end.dials} is busy: waiting until its node 0 looks at messages (1 so far)"
+    assert tape.messages == [busy]
 
 
 class Bomb:

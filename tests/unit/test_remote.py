@@ -6,6 +6,7 @@ import math
 import socket
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -25,15 +26,23 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.progress import Progress
+from a3c_mp.task import mailbox as mailbox_module
 from a3c_mp.task import node as node_module
 from a3c_mp.task import parallel
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.exchange import NodeChannel, NodePool
-from a3c_mp.task.node import PENDING, REPORT_REFUSAL, FirstNode, JoinedNode, Node
+from a3c_mp.task.mailbox import PENDING
+from a3c_mp.task.node import ALL_RUNS, REPORT_REFUSAL, FirstNode, JoinedNode, Node
 from a3c_mp.task.parallel import Role, run_joined_nodes
-from a3c_mp.task.wire import FINISH
+from a3c_mp.task.wire import FINISH, Message
 
 SPEC = {"obs": ((2, 3), torch.float32), "done": ((2,), torch.bool)}
+
+
+def no_processes():
+    """A supervisor of one process that has ended with its work done."""
+    options = {"max_restarts": 0, "hang_seconds": 60.0, "on_message": None, "on_restart": None}
+    return Supervisor([SimpleNamespace(is_done=True)], torch.zeros(1), **options)
 
 
 @pytest.fixture
@@ -42,9 +51,7 @@ def nodes(net):
     with ipc_folder() as folder, net.stack:
         ends = local_endpoints(folder, [("learner",), ("collector",), ("collector",)], None)
         routers = [net.enter(end) for end in ends]
-        options = {"max_restarts": 0, "hang_seconds": 60.0, "on_message": None, "on_restart": None}
-        supervisor = Supervisor([SimpleNamespace(is_done=True)], torch.zeros(1), **options)
-        learner = FirstNode(routers[0], supervisor, is_interrupted=lambda: False)
+        learner = FirstNode(routers[0], no_processes())
         yield learner, *map(Node, routers[1:])
 
 
@@ -84,6 +91,80 @@ def test_messages_wait_for_their_handler_but_not_without_end(nodes):
     run_until(lambda: ended, hub)
     hub.handle("number", lambda sender, number: found.append(number), [int])
     assert found == list(range(5, PENDING + 5))
+
+
+def test_a_flood_of_one_event_displaces_no_other_and_the_room_is_limited(tape):
+    mailbox = mailbox_module.Mailbox()
+    mailbox.add(Message("node.1", "rare", []))
+    dropped = [mailbox.add(Message("node.1", "flood", [number])) for number in range(PENDING + 5)]
+    assert Counter(dropped) == {None: PENDING - 1, "flood": 6}
+    half = torch.zeros(mailbox_module.PENDING_BYTES // 2, dtype=torch.uint8)
+    assert [mailbox.add(Message("node.1", "large", [{"a": [half]}])) for _ in range(3)] == ["flood", "large", "large"]
+    assert mailbox.take("rare") is not None
+    for event, kept in (("rare", 0), ("large", 1), ("flood", PENDING - 3)):
+        assert sum(mailbox.take(event) is not None for _ in range(PENDING)) == kept, event
+    assert not mailbox._messages
+    assert not mailbox._bytes
+
+
+def test_wait_for_takes_each_event_once_in_order_whenever_it_has_come(nodes):
+    hub, node, _ = nodes
+    with pytest.raises(TimeoutError, match=r"no event 'round' within 0\.01 s"):
+        node.wait_for("round", 0.01)
+    for number in range(3):
+        hub.send("round", number)
+        hub.send("other", -number)
+    run_until(lambda: len(node._mailbox._messages.get("other", ())) == 3, node)  # as between two middlewares
+    assert [node.wait_for("round").args for _ in range(3)] == [[0], [1], [2]]
+    assert node.wait_for("other", 0.1).args == [0]
+    hub.send("last")
+    hub.send(FINISH, 1)
+    assert node.wait_for("last").sender == "node.0"
+    assert node.wait_for("last") is None, "the task has been ended"
+
+
+def test_a_handler_that_looks_or_fails_changes_neither_order_nor_number(nodes):
+    hub, node, _ = nodes
+    seen = []
+
+    def handle(sender, number):
+        seen.append(number)
+        if number == 1:
+            hub.send("number", 5)
+            time.sleep(0.05)
+            node.look()
+            raise ArithmeticError
+
+    node.handle("number", handle)
+    for number in range(5):
+        hub.send("number", number)
+    with pytest.raises(ArithmeticError):
+        run_until(lambda: False, node)
+    run_until(lambda: len(seen) == 6, node)
+    assert seen == list(range(6))
+
+
+def test_the_end_of_a_run_is_that_of_the_same_run_elsewhere(nodes):
+    hub, node, _ = nodes
+    hub.send(FINISH, 1)
+    run_until(lambda: node.finishing, node)
+    assert node.begin_run() == 1
+    assert node.finishing
+    assert node.begin_run() == 2
+    assert not node.finishing
+    hub.send(FINISH, 3)  # the other one is ahead
+    run_until(lambda: node.finishing, node)
+    assert node.begin_run() == 3
+    assert node.finishing
+    assert node.begin_run() == 4
+    hub.send(FINISH, 2)
+    hub.send("after")
+    assert node.wait_for("after") is not None
+    assert not node.finishing
+    hub.send(FINISH, ALL_RUNS)
+    run_until(lambda: node.finishing, node)
+    node.begin_run()
+    assert node.finishing
 
 
 # ---- slots and weights
@@ -179,7 +260,7 @@ def joined(tmp_path, net, monkeypatch):
     hub = enter("first")
     router = net.enter(Endpoint(dials=address, key_file=key_file))
     net.inboxes.pop(router)
-    return JoinedNode(router, lines.append), lines, lambda: net.leave(hub), enter
+    return JoinedNode(router, no_processes(), lines.append), lines, lambda: net.leave(hub), enter
 
 
 def test_a_node_ends_when_another_task_takes_the_place_of_the_first(joined, net):
@@ -214,7 +295,7 @@ def test_a_node_that_has_joined_does_not_end_the_task(tmp_path, net):
         node, seen = Node(hub), []
         node.handle("after", seen.append)
         for router, ends_it in ((joined, False), (own, True)):
-            router.send(FINISH)
+            router.send(FINISH, 1)
             router.send("after")
             run_until(lambda: seen, node)
             seen.clear()
@@ -229,12 +310,12 @@ def test_a_collector_that_has_lost_its_place_ends_alone(nodes, monkeypatch, tape
         refused = itertools.count()
 
         def supervise(*args, on_message, **settings):
-            watch = lambda should_stop, also: on_message(next(refused), refusal)  # noqa: E731
+            watch = lambda *args, also: on_message(next(refused), refusal)  # noqa: E731
             return SimpleNamespace(children=children, start=bool, stop=bool, watch=watch)
 
         monkeypatch.setattr(parallel, "Supervisor", supervise)
         with pytest.raises(ConfigError, match="places are taken"):
-            run_joined_nodes(None, (), [Role()] * len(children), nodes[1].router, log, 5, 60.0)
+            run_joined_nodes(None, (), [Role()] * len(children), nodes[1].router, log)
         return next(refused)
 
     had_place = SimpleNamespace(is_done=False, had_result=True)

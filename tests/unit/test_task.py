@@ -167,11 +167,14 @@ def test_an_error_in_a_thread_is_raised_once_all_have_ended():
 class StubNode:
     """Stands in for a connected node: keeps what a task sends, and does something in each look."""
 
-    is_active, finishing, was_ended = True, False, False
+    is_active, finishing = True, False
 
-    def __init__(self, name="node.1", on_look=lambda node: None, labels=(), known_labels=()):
+    def __init__(self, name="node.1", on_look=lambda node: None, labels=(), known_labels=(), others_may_join=False):
         self.name, self.look, self.sent, self.handlers = name, lambda: on_look(self), [], {}
-        self.labels, self.known_labels = labels, known_labels
+        self.labels, self.known_labels, self.others_may_join = labels, known_labels, others_may_join
+
+    def begin_run(self):
+        return 1
 
     def send(self, event, *args):
         self.sent.append((event, *copy.deepcopy(args)))
@@ -181,12 +184,12 @@ class StubNode:
 
 
 def end(node):
-    node.finishing = node.was_ended = True
+    node.finishing = True
 
 
 @pytest.mark.parametrize(
     ("node", "step", "sent"),
-    [(StubNode(), 2, [(FINISH,)]), (StubNode("node.1", end), 0, []), (StubNode("node.0", end), 0, [(FINISH,)])],
+    [(StubNode(), 2, [(FINISH, 1)]), (StubNode("node.1", end), 0, []), (StubNode("node.0", end), 0, [(FINISH, 1)])],
     ids=["here", "elsewhere", "elsewhere, and node 0 passes it on"],
 )
 def test_the_end_of_a_task_reaches_all_nodes(node, step, sent):
@@ -200,15 +203,18 @@ def test_what_is_shared_is_sent_when_it_changes_and_to_nodes_that_join():
 
     def note(ctx):
         ctx.notes, ctx.weights = notes, torch.full([2], len(notes))
+        if ctx.total_step == 0:
+            ctx.at_start = True
         if ctx.total_step in (0, 2):
             notes.append(ctx.total_step)
         if ctx.total_step == 4:
             node.handlers[JOINED]("node.2")
 
     with Task(router=node) as task:
-        task.share("notes", "weights")
+        task.share("notes", "weights", "at_start", "never")
         task.use(note).run(max_step=6)
     values = [message[1] for message in node.sent if message[0] == SHARE]
+    assert ["at_start" in value for value in values] == [True, False, False, False, True]
     assert [value["notes"] for value in values if "notes" in value] == [[0], [0, 2], [0, 2]]
     assert [value["weights"].tolist() for value in values if "weights" in value] == [[0, 0], [1, 1], [2, 2], [2, 2]]
     node.handlers[SHARE]("node.2", {"x": 1})
@@ -230,6 +236,137 @@ def test_finish_is_true_on_the_last_way_back_whatever_the_cause(max_step, async_
 
     run(watch, end, max_step=max_step, async_mode=async_mode)
     assert seen == [False, False, True]
+
+
+def test_a_second_run_goes_on_where_the_first_one_ended():
+    steps, started = [], []
+
+    def count(ctx):
+        ctx.keep("total")
+        ctx.total = ctx.get("total", 0) + 1
+        ctx.scratch = None
+        if ctx.total_step == 0:
+            started.append(True)
+        steps.append((ctx.total_step, ctx.finish))
+        yield
+        steps[-1] += (ctx.finish,)
+
+    with Task() as task:
+        task.use(count)
+        for max_step, total in ((3, 3), (2, 5), (1, 6)):
+            ctx = task.run(max_step=max_step)
+            assert (ctx.total, ctx.total_step, ctx) == (total, total - 1, task.ctx)
+    assert [step for step, _, _ in steps] == list(range(6))
+    assert [step for step, _, last in steps if last] == [2, 4, 5]
+    assert not any(at_start for _, at_start, _ in steps)
+    assert started == [True]
+
+
+def test_a_run_after_one_that_failed_begins_with_a_new_iteration():
+    def fail_once(ctx):
+        ctx.x = ctx.get("x", 0) + 1
+        if ctx.total_step == 1:
+            raise ArithmeticError
+
+    with Task() as task:
+        task.use(fail_once)
+        with pytest.raises(ArithmeticError):
+            task.run(max_step=5)
+        ctx = task.run(max_step=1)
+    assert (ctx.total_step, ctx.x) == (2, 1)
+
+
+# ---- values of other nodes
+
+
+class Arrivals:
+    """Of each look at messages: deliver what has arrived then."""
+
+    def __init__(self, *looks):
+        self.looks = iter(looks)
+
+    def __call__(self, node):
+        values = next(self.looks, {})
+        if values is None:
+            end(node)
+            node.handlers[FINISH]("node.0", 1)
+        elif values:
+            node.handlers[SHARE]("node.0", values)
+
+
+def seeds_loop(task, loaded):
+    """The loop by which an evaluator of DI-engine's tutorial waits for weights, to the letter but for one misprint."""
+    last_train_iter = -1
+
+    def _evaluate(ctx):
+        ctx.setdefault("envstep", -1)
+        ctx.setdefault("train_iter", -1)
+        if task.router.is_active:
+            nonlocal last_train_iter
+            while True:
+                if ctx.finish:
+                    return
+                if task.parallel_ctx.get("state_dict") and task.parallel_ctx.get("train_iter") > last_train_iter:
+                    loaded.append(task.parallel_ctx.state_dict)
+                    ctx.train_iter = task.parallel_ctx.train_iter
+                    ctx.envstep = task.parallel_ctx.envstep
+                    last_train_iter = task.parallel_ctx.get("train_iter")
+                    break
+                time.sleep(0.001)
+        loaded.append((ctx.train_iter, ctx.envstep))
+
+    return _evaluate
+
+
+def weights(number):
+    return {"state_dict": {"version": number}, "train_iter": number, "envstep": 10 * number}
+
+
+@pytest.mark.parametrize("async_mode", [False, True])
+def test_values_of_other_nodes_and_the_end_are_seen_by_a_middleware_that_polls(async_mode):
+    node, loaded = (
+        StubNode(on_look=Arrivals({}, {}, weights(0), {}, {}, {}, {}, {}, {}, weights(1), {}, {}, {}, None)),
+        [],
+    )
+    with Task(router=node, async_mode=async_mode) as task:
+        ctx = task.use(seeds_loop(task, loaded)).run()
+    assert loaded == [{"version": 0}, (0, 0), {"version": 1}, (1, 10)]
+    assert ctx.finish
+
+
+def test_names_that_are_read_one_after_the_other_have_values_of_one_moment():
+    task = Task(router=StubNode(on_look=Arrivals(weights(1), weights(2), weights(3), weights(4))))
+    shared = task.parallel_ctx
+    for number in range(1, 5):
+        assert shared.get("state_dict", {"version": None})["version"] == (number - 1 or None)
+        assert "state_dict" in shared  # as it is read again, the next ones are there
+        assert (shared.train_iter, shared.envstep) == (number, 10 * number)
+        shared._read.clear()
+    with pytest.raises(AttributeError, match="'other' is not set: no other node has shared it so far"):
+        shared.other  # noqa: B018
+
+
+def test_the_end_is_seen_by_what_runs_later_or_waits_and_after_the_last_middleware_in_a_whole_iteration():
+    seen = []
+
+    def note(ctx):
+        seen.append(ctx.finish)
+
+    def wait(ctx):
+        while ctx.total_step == 2 and not ctx.finish:
+            node.look()
+        note(ctx)
+
+    for looks, expected in (
+        ([None], [True, True]),
+        ([{}, None], [False, True]),
+        ([{}, {}, None], [False, False, True, True]),
+        ([{}] * 9 + [None], [False, False, False, False, False, True]),
+    ):
+        node = StubNode(on_look=Arrivals(*looks))
+        run(note, wait, max_step=None, router=node)
+        assert seen == expected
+        seen.clear()
 
 
 # ---- threads
@@ -257,6 +394,23 @@ def test_a_filter_that_no_node_can_match_is_an_error():
         task.use(recorder([], "a"), filter_labels=["evaluator", "collector"])
         with pytest.raises(ConfigError, match=r"filter-labels=colector: no node has such a label; there are collector"):
             task.use(recorder([], "a"), filter_labels=["colector"])
+
+
+def test_a_filter_is_checked_without_known_labels_too_where_there_are_no_other_nodes():
+    with Task() as task:
+        for mode in ("standalone", "distributed", "async", "node.0"):
+            task.use(recorder([], "a"), filter_labels=[mode])
+        with pytest.raises(ConfigError, match=r"filter-labels=node.1: .* there are standalone, node.0; name one"):
+            task.use(recorder([], "a"), filter_labels=["node.1"])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_filter_that_a_node_could_match_that_joins_is_a_warning_of_node_0(number, log, tape):
+    node = StubNode(f"node.{number}", known_labels=("collector",), others_may_join=True)
+    node.log = log
+    Task(router=node).use(recorder([], "a"), filter_labels=["evaluator"])
+    expected = ["filter-labels=evaluator: waits for a node with such a label to join"]
+    assert tape.messages == (expected if number == 0 else [])
 
 
 # ---- the timer
