@@ -59,6 +59,11 @@ class Endpoint:
     key_file: Path | None = None  # secret key for TCP; made by the node that listens, if missing
     greeting: dict[str, Any] = field(default_factory=dict)  # JSON values that node 0 sends to each node that joins
     versions: dict[str, str] = field(default_factory=installed_versions)  # a node with others is refused
+    accepts: tuple[str, ...] = ()  # events that node 0 takes from nodes of other machines; empty if any
+    max_connections: int = 256  # to node 0 from other machines
+    max_waiting: int = (
+        32 * 2**20
+    )  # bytes to and from them that may wait, together; a node may take half of what is free
     num_nodes: int = 1  # that are started together; those that join get numbers from here on
 
     def load_key(self) -> KeyPair | None:

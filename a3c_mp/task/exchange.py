@@ -23,6 +23,7 @@ from a3c_mp.task.wire import JOINED, LEFT, WireError
 
 JOIN, FILLED, NOT_RESTORED = "slots.join", "slots.filled", "slots.not_restored"
 """events of a collector: (host name), it starts or is connected again; (slot, payload, fields or None); (reason)"""
+FROM_COLLECTORS = JOIN, FILLED, NOT_RESTORED
 SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
 """events to a collector: (worker, seed_key, tokens of all slots that it has to fill, weights); (token, weights);
 (number of places). A token is [slot, version], weights are [version, values], or None on the learner's machine"""
@@ -191,10 +192,14 @@ class NodePool(Pool):
             self.node.send(NO_PLACE, places, to=sender)
             return
         is_local, is_known = worker < self.num_local, self._names[worker] == sender
+        if not is_local and is_known:
+            raise WireError("it has its tokens")
         if is_local and is_known:
             text = f"collector {worker} was cut off and is back; its rollout is lost"
             self.on_restart(WorkerEvent(worker, text, replaced=False))
-        elif not is_local and not is_known:
+        elif not is_local:
+            of_a_slot = self.slots.slot_bytes + self.weights.buffers.nbytes  # filled, and the weights for it
+            self.node.router.allow(sender, self.ledger.options.slots_per_worker * of_a_slot)
             self._joins += 1
             self.seed_keys[worker] = self.states.start, worker, self._joins
             text = f"collector {worker} joined from {host!r:.80} ({sender})"

@@ -101,6 +101,7 @@ class Node(Closing):
                 handler(sender, *args)
         except WireError as error:
             self.log.warning(f"malformed message {event} from {sender} dropped", error)
+            self.router.blame(sender)
 
 
 class FirstNode(Node):

@@ -18,7 +18,8 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.task import router as router_module
 from a3c_mp.task import sockets as sockets_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, make_key
-from a3c_mp.task.router import Hub, RateLimitedLog, Spoke
+from a3c_mp.task.links import RateLimitedLog
+from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.wire import JOINED, LEFT, encode
 
 
@@ -154,7 +155,7 @@ def test_other_versions_are_refused_also_when_a_node_comes_back(listening, net, 
     net.enter(dataclasses.replace(hub.endpoint, versions=old))
     with pytest.raises(ConfigError, match=r"^attach-to=tcp.*: this node is refused: it has a3c_mp .* instead of 0.0.1"):
         net.wait_until(lambda: False)
-    assert ["instead of 0.0.1" in text for text in tape.messages] == [True]
+    assert ["instead of 0.0.1" in text for text in tape.messages] == [True], tape.messages
 
 
 def test_where_no_node_listens_the_attempt_ends(tmp_path, folder, monkeypatch):
