@@ -111,6 +111,7 @@ class NodeEvaluator:
 
     def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
         if sender != self._name or number != self._number or not self._state:
+            self.node.router.blame(sender)
             return  # the snapshot has gone to another evaluator meanwhile
         is_complete = len(returns) == len(lengths) == self.run.args.eval_episodes
         are_valid = all(type(length) is int and 0 < length < 2**63 for length in lengths)

@@ -214,8 +214,9 @@ class NodePool(Pool):
         return next((w for name in (sender, None) for w in places if self._names[w] == name), None)
 
     def _on_filled(self, sender: str, slot: int, payload: int, fields: Any) -> None:
-        if sender not in self._names:
-            return  # of a process that is lost: its successor fills the slot again
+        if sender not in self._names:  # of a process that is lost: its successor fills the slot again
+            self.node.router.blame(sender)
+            return
         worker = self._names.index(sender)
         if slot != self.ledger.due(worker):
             raise WireError(f"slot {slot} is not the one that it is to fill")
@@ -243,6 +244,8 @@ class NodePool(Pool):
     def _on_not_restored(self, sender: str, reason: str) -> None:
         if sender in self._names[: self.num_local]:
             self.forget_state(self._names.index(sender), reason)
+        else:
+            raise WireError("it is of another machine")
 
 
 class LocalPool(Pool):

@@ -91,6 +91,8 @@ class Node(Closing):
     def _on_finish(self, sender: str) -> None:
         if number_of(sender) < self.router.endpoint.num_nodes:  # those that have joined from elsewhere do not end it
             self.finishing = self.was_ended = True
+        else:
+            self.router.blame(sender)
 
     def _call_handlers(self, message: Message) -> None:
         sender, event, args = message
