@@ -16,6 +16,7 @@ from multiprocessing import connection
 import zmq
 
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.program import differences
 from a3c_mp.task.endpoint import COPY_IT, FLAG, Endpoint, KeyPair, is_tcp, node_name
 from a3c_mp.task.limits import LimitedListener
 from a3c_mp.task.links import Link, Router
@@ -24,6 +25,7 @@ from a3c_mp.task.wire import JOINED, WireError, encode
 
 HELLO, WELCOME, REFUSED = "node.hello", "node.welcome", "node.refused"
 """to join: the node that dials says who it is, and is let in or not"""
+UNFIT = "node.unfit"  # of a node that has found that it cannot take part: (why), for the log of node 0
 DROPPED = "node.dropped"  # to a node that did not read: it has to join again
 
 WELCOME_SECONDS = 10.0  # longest wait for node 0 over TCP, where authentication fails without a word
@@ -93,22 +95,27 @@ class Hub(Router):
 
     def _on_protocol(self, port: Listener, token: bytes, event: str, args: list) -> None:
         """Let a node in, at its hello."""
+        if event == UNFIT and token in self._links:
+            [why] = args
+            self.log.warning("a node with another environment was refused", why)
+            return
         if event != HELLO or token in self._links:
             raise WireError(f"unexpected {event[:20]!r}")
         number, theirs, instance = args
         if not isinstance(theirs, dict):
             raise WireError("its versions are malformed")
-        ours = self.endpoint.versions
-        names = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
-        if differs := ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in names):
-            self.log.warning("a node with other versions was refused", differs)
-            port.send(token, encode(REFUSED, [f"it has {differs}"]))
+        fatal, harmless = differences(theirs, self.endpoint.versions)
+        if fatal:
+            self.log.warning("a node with other versions was refused", fatal)
+            port.send(token, encode(REFUSED, [f"it has {fatal}"]))
             return
         name = self._choose_name(port, number, instance)
         for older, link in list(self._links.items()):  # of a process that was killed, or has lost its connection
             if link.name == name:
                 self._end(older)
-        if port.send(token, encode(WELCOME, [name, self.greeting])):
+        if port.send(token, encode(WELCOME, [name, self.greeting, harmless])):
+            if harmless:
+                self.log.warning("a node with slightly other versions joined", harmless)
             port.admit(token, name)
             self._begin(token, Link(name, port, instance))
 
@@ -126,6 +133,13 @@ class Hub(Router):
 
 class Spoke(Router):
     """The router of any other node: joins node 0, and joins again when the connection was lost."""
+
+    differs = ""  # of its versions from those of node 0, without harm
+
+    def leave_unfit(self, why: str) -> None:
+        """Report to node 0 why this node cannot take part; raises ConfigError."""
+        self.send(UNFIT, why)
+        raise ConfigError("attach-to", self.endpoint.dials, f"this node is refused: {why}", "install the same versions")
 
     def _open(self, key: KeyPair | None) -> None:
         self._key, self._instance, self._failures = key, os.urandom(8).hex(), 0
@@ -167,7 +181,7 @@ class Spoke(Router):
             why = f"this node is refused: {args[0]}"
             raise ConfigError("attach-to", self.endpoint.dials, why, "install the same versions")
         elif event == WELCOME and not self._links:
-            self.name, self.greeting = args
+            self.name, self.greeting, self.differs = args
             self._begin(token, Link(node_name(0), port, ""))
         else:
             raise WireError(f"unexpected {event[:20]!r}")

@@ -17,6 +17,7 @@ import zmq
 from nodes import free_port
 
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.program import differences
 from a3c_mp.task import limits as limits_module
 from a3c_mp.task import router as router_module
 from a3c_mp.task import sockets as sockets_module
@@ -155,11 +156,42 @@ def test_other_versions_are_refused_also_when_a_node_comes_back(listening, net, 
     hub, end = listening
     net.enter(end)
     net.leave(hub)
-    old = {"a3c_mp": "0.0.1", "torch": end.versions["torch"]}
+    old = {**end.versions, "a3c_mp": "0.0.1"}
     net.enter(dataclasses.replace(hub.endpoint, versions=old))
     with pytest.raises(ConfigError, match=r"^attach-to=tcp.*: this node is refused: it has a3c_mp .* instead of 0.0.1"):
         net.wait_until(lambda: False)
     assert ["instead of 0.0.1" in text for text in tape.messages] == [True], tape.messages
+
+
+def test_versions_that_may_differ_are_named_on_both_sides(listening, net, tape):
+    _, end = listening
+    older = {**end.versions, "numpy": end.versions["numpy"] + "9", "no-package": "3"}
+    node = net.enter(dataclasses.replace(end, versions=older))
+    assert f"numpy {older['numpy']} instead of {end.versions['numpy']}" in node.differs
+    assert "no-package" not in node.differs, "only one of them has it"
+    assert ["slightly other versions joined" in text for text in tape.messages] == [True]
+
+
+HERE = {"protocol": "2", "a3c_mp": "1.0.0", "torch": "2.13.0", "gymnasium": "1.2.2", "numpy": "2.4.0", "commit": "c0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "fatal", "harmless"),
+    [
+        ({}, "", ""),
+        ({"a3c_mp": "1.0.1"}, "a3c_mp 1.0.1 instead of 1.0.0", ""),
+        ({"protocol": None}, "protocol None instead of 2", ""),
+        ({"gymnasium": "1.3.0"}, "gymnasium 1.3.0 instead of 1.2.2", ""),
+        ({"gymnasium": "1.2.3"}, "", "gymnasium 1.2.3 instead of 1.2.2"),
+        ({"numpy": "2.5.0", "commit": "c1"}, "", "commit c1 instead of c0, numpy 2.5.0 instead of 2.4.0"),
+        ({"numpy": "1.26.4", "commit": "c1"}, "numpy 1.26.4 instead of 2.4.0", "commit c1 instead of c0"),
+        ({"ale-py": "0.11.2", "commit": None}, "", ""),
+        ({"torch": {"a": "list"}}, "torch {'a': 'list'} instead of 2.13.0", ""),
+    ],
+)
+def test_which_versions_must_agree(change, fatal, harmless):
+    theirs = {name: value for name, value in {**HERE, **change}.items() if value is not None}
+    assert differences(theirs, HERE) == (fatal, harmless)
 
 
 def test_where_no_node_listens_the_attempt_ends(tmp_path, folder, monkeypatch):
@@ -242,7 +274,7 @@ def test_malformed_messages_of_a_node_with_the_key_are_dropped_and_counted(liste
             client.send_multipart(frames)
         client.send_multipart(encode("node.hello", HELLO))
         net.wait_until(lambda: client.poll(1))
-        assert json.loads(client.recv_multipart()[0]) == ["node.welcome", ["node.2", {"seed": 3}]]
+        assert json.loads(client.recv_multipart()[0]) == ["node.welcome", ["node.2", {"seed": 3}, ""]]
         for frames in [
             [bomb, bomb],
             [*encode("event", []), bomb],
