@@ -145,7 +145,8 @@ class Router:
                         self._check_event(port, event)
                         self._received.append(Message(sender, event, args))
             except (WireError, ValueError, TypeError, zmq.Again) as error:
-                self.log.warning(f"message from {sender or 'a node that has not joined'} dropped", error)
+                text = "message from a node that has not joined dropped" if sender is None else "message dropped"
+                self.log.warning(text, error if sender is None else f"{sender}: {error}")
                 port.blame(token)
         return have_read_all
 

@@ -102,7 +102,7 @@ class Node(Closing):
                     raise WireError(f"not [{', '.join(kind.__name__ for kind in types)}]")
                 handler(sender, *args)
         except WireError as error:
-            self.log.warning(f"malformed message {event} from {sender} dropped", error)
+            self.log.warning(f"malformed message {event} dropped", f"{sender}: {error}")
             self.router.blame(sender)
 
 
