@@ -181,6 +181,8 @@ def figures(samples: list[dict[str, Any]]) -> Result:
     most = max(each["memory_mib"] for each in phases["attack"] + phases["after"])
     found["growth_mib"] = round(most - found["memory_before"], 1)
     for name, each in phases.items():
+        if not each:
+            raise SystemExit("the training has ended; see above")
         found[f"sps_{name}"] = round(
             (each[-1]["steps"] - each[0]["steps"]) / (each[-1]["seconds"] - each[0]["seconds"])
         )

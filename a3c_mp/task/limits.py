@@ -29,7 +29,6 @@ STRANGERS = 64  # most connections that have not joined; with one more, the olde
 STRANGER_BYTES = 64 * 2**10  # most that one of them may send
 STRANGER_SECONDS = 30.0  # longest time without joining; zmq itself ends a handshake after `HANDSHAKE_MS`
 FAULTS = 100  # malformed or unexpected messages of a node, until it is cut off
-RECEIVE_QUEUE = 64  # high-water mark: most whole messages of a connection that zmq reads ahead
 READ_BYTES = 2**20  # most that the program reads in one go, if that is more than one message
 PERIOD, PERIOD_STRANGERS = 0.02, 0.005
 """seconds between two looks at the counters, and while some have not joined; one core decrypts 0.7 MB in 1 ms"""
@@ -101,7 +100,9 @@ class LimitedListener(Listener):
     def _bind(self, context: zmq.Context, address: str, key: Any) -> None:
         self.socket.ipv6 = "[" in address
         self.socket.affinity = 2  # a thread of its own, so that those of this machine are served meanwhile
-        self.socket.rcvhwm = RECEIVE_QUEUE
+        # Bytes are limited instead. When zmq 4.3.5 stops to read at a mark, the connection breaks and a heartbeat is due,
+        # it aborts the process (`!_io_error`).
+        self.socket.rcvhwm = 0
         self.socket.curve_publickey, self.socket.curve_secretkey = key
         self.socket.curve_server = True
         self._authenticator = ThreadAuthenticator(context)
