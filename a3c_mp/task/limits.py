@@ -100,8 +100,8 @@ class LimitedListener(Listener):
     def _bind(self, context: zmq.Context, address: str, key: Any) -> None:
         self.socket.ipv6 = "[" in address
         self.socket.affinity = 2  # a thread of its own, so that those of this machine are served meanwhile
-        # Bytes are limited instead. When zmq 4.3.5 stops to read at a mark, the connection breaks and a heartbeat is due,
-        # it aborts the process (`!_io_error`).
+        # Bytes are limited instead: where zmq 4.3.5 has stopped to read at a mark, and the connection breaks before a
+        # heartbeat, it aborts the process (issue 4841 of libzmq).
         self.socket.rcvhwm = 0
         self.socket.curve_publickey, self.socket.curve_secretkey = key
         self.socket.curve_server = True
