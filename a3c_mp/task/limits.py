@@ -89,6 +89,7 @@ class LimitedListener(Listener):
     def __init__(self, context: zmq.Context, endpoint: Endpoint, address: str, key: KeyPair, lock: Any):
         self.endpoint, self._lock, self._is_closing = endpoint, lock, False
         self._must_discard = False  # something worthless may have arrived
+        self._is_full = False  # more than may wait has not been read, or discarded
         self._by_fd: dict[int, Connection] = {}  # those that are open, in the order of their start
         self._by_token: dict[bytes, Connection] = {}  # those that have sent a message
         self._ahead: deque[tuple[Connection, bytes, Frames]] = deque()  # read while others were discarded
@@ -170,7 +171,9 @@ class LimitedListener(Listener):
         for token, frames in super().received():
             if (connection := self._by_token.get(token)) is None:
                 connection = self._find(token, frames[0])
-            if connection is not None and not connection.is_cut:
+            if connection is not None and connection.is_cut:
+                connection.read += _size_on_wire(frames)
+            elif connection is not None:
                 yield connection, token, frames
             if time.monotonic() > end:
                 break
@@ -219,6 +222,8 @@ class LimitedListener(Listener):
 
     def _check_number(self, newest: Connection) -> None:
         strangers = [each for each in self._by_fd.values() if not each.name and not each.is_cut]
+        if self._is_full:
+            self._cut(newest, "too much waits to be discarded")
         if len(strangers) > STRANGERS:
             self._cut(strangers[0], "there are too many")
         if len(self._by_fd) > self.endpoint.max_connections:
@@ -227,11 +232,12 @@ class LimitedListener(Listener):
     def _check(self) -> None:
         """Shut down the connections that are beyond their limits, and discard what they have sent."""
         waiting = {each: each.waiting() for each in {*self._by_fd.values(), *self._by_token.values()}}
-        waiting = {each: size for each, size in waiting.items() if not each.is_cut}
         # The more of the room is taken, the less a node may take of it: few that take much leave enough for the others.
-        limit = max((self.endpoint.max_waiting - sum(waiting.values())) // 2, STRANGER_BYTES)
-        now = time.monotonic()
+        room, now = self.endpoint.max_waiting - sum(waiting.values()), time.monotonic()
+        self._is_full, limit = room < 0, max(room // 2, STRANGER_BYTES)
         for each, size in waiting.items():
+            if each.is_cut:
+                continue
             if each.name and size > limit:
                 why = f"{size // 2**10:,} KiB wait, more than it may send at once, or leave unread"
             elif not each.name and each.counters()[1] > STRANGER_BYTES:
@@ -242,7 +248,7 @@ class LimitedListener(Listener):
             else:
                 continue
             self._cut(each, why)
-        if self._must_discard:
+        if self._must_discard or self._is_full:
             self._must_discard = False
             self._ahead.extend(self._arrived(DISCARD_SECONDS))
 
