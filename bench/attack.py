@@ -44,6 +44,8 @@ CHUNK = 60_000
 
 @dataclass(frozen=True)
 class Args(RowArgs):
+    chapter: common.ChapterName = "task"
+    """what is attacked; the only one that listens"""
     rows: tuple[str, ...] = ("frames", "idle", "drip", "flood", "joined", "small", "parts", "joins")
     """attacks; of strangers: frames that are too large or fill their size, idle and slow connections; with the key:
     messages without joining, of a node that has joined (large, small), parts without end, joining again and again"""

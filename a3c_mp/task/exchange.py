@@ -190,6 +190,7 @@ class NodePool(Pool):
             text = f"a collector was refused: all {places} places are taken (--remote-actors)"
             self.node.log.warning(text, f"from {host}")
             self.node.send(NO_PLACE, places, to=sender)
+            self.node.router.blame(sender)
             return
         is_local, is_known = worker < self.num_local, self._names[worker] == sender
         if not is_local and is_known:

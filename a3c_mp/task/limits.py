@@ -29,6 +29,7 @@ STRANGERS = 64  # most connections that have not joined; with one more, the olde
 STRANGER_BYTES = 64 * 2**10  # most that one of them may send
 STRANGER_SECONDS = 30.0  # longest time without joining; zmq itself ends a handshake after `HANDSHAKE_MS`
 FAULTS = 100  # malformed or unexpected messages of a node, until it is cut off
+AHEAD = 256  # most messages of a node that are read while others are discarded; each takes a KiB of memory
 READ_BYTES = 2**20  # most that the program reads in one go, if that is more than one message
 PERIOD, PERIOD_STRANGERS = 0.02, 0.005
 """seconds between two looks at the counters, and while some have not joined; one core decrypts 0.7 MB in 1 ms"""
@@ -50,7 +51,7 @@ class Connection:
         self.name = ""  # of the node, once it has joined
         self.read = self.written = 0  # bytes of messages on the wire
         self.allowance = 0  # bytes that may wait besides; see `Router.allow`
-        self.faults = 0
+        self.faults = self.ahead = 0  # ahead: messages that were read while others were discarded
         self.ended: float | None = None  # when
         self.is_cut = False  # what it has sent is discarded
         self._counters = 0, 0
@@ -149,7 +150,7 @@ class LimitedListener(Listener):
         arrived, most = self._arrived(float("inf")), READ_BYTES
         while most > 0 and (message := self._ahead.popleft() if self._ahead else next(arrived, None)) is not None:
             connection, token, frames = message
-            connection.read += (size := _size_on_wire(frames))
+            connection.read, connection.ahead = connection.read + (size := _size_on_wire(frames)), 0
             if not connection.name and connection.read > STRANGER_BYTES:
                 self._cut_stranger(connection)
             if not connection.is_cut:
@@ -250,7 +251,11 @@ class LimitedListener(Listener):
             self._cut(each, why)
         if self._must_discard or self._is_full:
             self._must_discard = False
-            self._ahead.extend(self._arrived(DISCARD_SECONDS))
+            for message in self._arrived(DISCARD_SECONDS):
+                self._ahead.append(message)
+                message[0].ahead += 1
+                if message[0].ahead > AHEAD:
+                    self._cut(message[0], f"more than {AHEAD} of its messages wait")
 
     def _cut_stranger(self, connection: Connection) -> None:
         self._cut(connection, f"it has sent more than {STRANGER_BYTES // 2**10} KiB without joining")
