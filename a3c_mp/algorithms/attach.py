@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+
+from torch import nn
 
 from a3c_mp.algorithms.actor_critic import spec_of_rollouts
 from a3c_mp.algorithms.task_settings import RoleArgs
@@ -14,10 +18,11 @@ from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import NICENESS
+from a3c_mp.processes.program import differences
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluate import NICENESS as EVALUATOR_NICENESS
-from a3c_mp.run.preflight import check_processes, check_system, check_temporary_folder, probe_env
+from a3c_mp.run.preflight import FOUND, check_processes, check_system, check_temporary_folder, probe_env
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.node import Node
 from a3c_mp.task.parallel import Role, run_joined_nodes
@@ -42,7 +47,12 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     try:
         with Spoke(Endpoint(dials=args.attach_to, key_file=args.key_file), log) as router:
             theirs = settings_of(args, router.greeting)
-            probe_env(theirs.env_id)
+            net = make_actor_critic(*probe_env(theirs.env_id), theirs.net_spec)
+            _, differs = differences(layout_of(theirs.env_id, net), router.greeting["layout"])
+            if differs:
+                router.leave_unfit(f"it has {differs}")
+            if router.differs:
+                log.warning(f"this node has {router.differs}; as a rule that makes no difference")
             log.info(f"{number} {args.role}{'s' * (number > 1)} for the task on {theirs.env_id} at {args.attach_to}")
             limits = {"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds}
             run_joined_nodes(run_node_of_task, (pipeline, theirs), roles, router, log, **limits)
@@ -54,6 +64,19 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
         log.info(f"left {args.attach_to}")
         raise
     return 0
+
+
+def layout_of(env_id: str, net: nn.Module) -> dict[str, str]:
+    """What an environment, which `probe_env` knows, and a net must have in common on all machines of a task."""
+    obs_space: Any
+    obs_space, action_space, parts = FOUND[env_id]
+    shapes = [tuple(value.shape) for value in net.state_dict().values()]
+    size = sum(map(math.prod, shapes))
+    return {
+        "observations": f"{obs_space.dtype} {list(obs_space.shape)} {parts or ''}".strip(),
+        "actions": " ".join(str(action_space).split()),
+        "a net": f"of {size:,} values ({zlib.crc32(str(shapes).encode()):08x})",
+    }
 
 
 def settings_of(args: RoleArgs, greeting: Mapping[str, Any]) -> RoleArgs:

@@ -24,6 +24,7 @@ from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
 from a3c_mp.task.wire import JOINED, LEFT, WireError
 
 EVALUATOR_READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
+FROM_EVALUATORS = EVALUATOR_READY, PLAYED
 """events: of an evaluator that has started (host name), to it (number, state_dict), of it (number, returns,
 lengths, sha256)"""
 
@@ -84,11 +85,14 @@ class NodeEvaluator:
         """Give the snapshot to an evaluator, unless one has it."""
         if self._state and self._name is None and self._ready:
             self._name = self._ready[0]
+            self.node.router.allow(self._name, sum(value.nbytes for value in self._state.values()))
             self.node.send(PLAY, self._number, self._state, to=self._name)
 
     def _on_ready(self, sender: str, host: str) -> None:
         """An evaluator has started, or has lost its connection and joined again."""
-        if sender != self.own_name and sender not in self._ready:
+        if sender != self.own_name:
+            if sender in self._ready:
+                raise WireError("it was ready already")
             self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); it plays the next evaluations")
         self._forget(sender)
         self._ready.insert(len(self._ready) if sender == self.own_name else 0, sender)
@@ -107,11 +111,13 @@ class NodeEvaluator:
 
     def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
         if sender != self._name or number != self._number or not self._state:
+            self.node.router.blame(sender)
             return  # the snapshot has gone to another evaluator meanwhile
         is_complete = len(returns) == len(lengths) == self.run.args.eval_episodes
         are_valid = all(type(length) is int and 0 < length < 2**63 for length in lengths)
         if not (is_complete and are_valid and all(type(value) is float for value in returns)):
             raise WireError("not the returns and lengths of the games")
+        self.node.router.allow(sender, 0)
         self._result, self._state, self._name = PlayedGames(returns, lengths, sha256), {}, None
 
 

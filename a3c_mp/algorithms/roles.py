@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from a3c_mp.algorithms.attach import join_task
-from a3c_mp.algorithms.node_evaluator import EvaluatorChannel, InlineEvaluator, NodeEvaluator
+from a3c_mp.algorithms.attach import join_task, layout_of
+from a3c_mp.algorithms.node_evaluator import FROM_EVALUATORS, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.algorithms.task_settings import RoleArgs, check_message_sizes, check_roles
 from a3c_mp.data.actor import Fill, Memory
 from a3c_mp.nets.build import make_actor_critic
@@ -25,10 +25,11 @@ from a3c_mp.run.learner import Learner, Processes, Setup
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import is_tcp
-from a3c_mp.task.exchange import LocalChannel, LocalPool, NodeChannel, NodePool
+from a3c_mp.task.exchange import FROM_COLLECTORS, LocalChannel, LocalPool, NodeChannel, NodePool
+from a3c_mp.task.limits import STRANGERS
 from a3c_mp.task.node import Node
 from a3c_mp.task.parallel import Role, start_nodes
-from a3c_mp.task.wire import WireError
+from a3c_mp.task.wire import FINISH, WireError
 
 
 def run_task(
@@ -55,12 +56,15 @@ def run_task(
         else:
             evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
+        layout = layout_of(args.env_id, made.net)
         nodes = start_nodes(
             pipeline, (args, learner.memory), roles_of(args, learner.pool, evaluator),
             limits={"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds},
             listen=args.listen, log=run.log, is_interrupted=run.is_interrupted,
             joining=("collector", "evaluator"), key_file=args.key_file,
-            greeting={"args": settings, "run": secrets.token_hex(8)},
+            greeting={"args": settings, "run": secrets.token_hex(8), "layout": layout},
+            accepts=(*FROM_COLLECTORS, *FROM_EVALUATORS, FINISH),
+            max_connections=STRANGERS + 2 * args.remote_actors + 16,  # as many machines as collectors, and evaluators
         )  # fmt: skip
         stack.enter_context(learner)
         node = stack.enter_context(nodes)

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import torch
 import a3c_mp
 from a3c_mp.config import FORMAT, PLACE, CommonArgs, check_name, flag_name, has_checkpoint
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.program import git_commit
 
 OF_A_START = (
     "config.json",
@@ -149,21 +149,6 @@ def end_of(folder: Path) -> tuple[str | None, int] | None:
         summary = json.loads((folder / "summary.json").read_text())
         return summary["exit_reason"], summary["steps"]
     except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def git_commit() -> str | None:
-    """Commit of the source tree, with "+" when it differs from the commit; None if git does not track it."""
-    here = Path(__file__)
-
-    def git(*command: str) -> str:
-        run = subprocess.run(["git", *command], cwd=here.parent, capture_output=True, text=True, check=True)
-        return run.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # installed packages may lie in a repository of the user's own
-        return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
-    except (OSError, subprocess.CalledProcessError):
         return None
 
 

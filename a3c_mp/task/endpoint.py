@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import zmq
 
-import a3c_mp
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.program import describe_program
 from a3c_mp.processes.spawn import temporary_folder
 
+PROTOCOL = "2"  # of messages between nodes
 MAX_IPC_FOLDER = 77  # bytes; the path of a Unix socket can have 107
 TCP_ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 FLAG = "key-file"
@@ -42,9 +42,9 @@ def number_of(name: str) -> int:
     return int(name.removeprefix("node."))
 
 
-def installed_versions() -> dict[str, str]:
-    """Versions that all nodes must share; builds of torch for CPU and CUDA count as the same."""
-    return {"a3c_mp": a3c_mp.__version__, "torch": str(torch.__version__).split("+")[0]}
+def versions_of_node() -> dict[str, str]:
+    """What nodes tell each other of themselves when they join; see `differences`."""
+    return {"protocol": PROTOCOL, **describe_program()}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ class Endpoint:
     open_labels: bool = False  # nodes with any other labels may join
     key_file: Path | None = None  # secret key for TCP; made by the node that listens, if missing
     greeting: dict[str, Any] = field(default_factory=dict)  # JSON values that node 0 sends to each node that joins
-    versions: dict[str, str] = field(default_factory=installed_versions)  # a node with others is refused
+    versions: dict[str, str] = field(default_factory=versions_of_node)  # a node with others is refused
+    accepts: tuple[str, ...] = ()  # events that node 0 takes from nodes of other machines; empty if any
+    max_connections: int = 256  # to node 0 from other machines
+    max_waiting: int = 32 * 2**20  # bytes to and from them that wait, at most; a node may take half of what is free
     num_nodes: int = 1  # that are started together; those that join get numbers from here on
 
     def load_key(self) -> KeyPair | None:

@@ -23,6 +23,7 @@ from a3c_mp.task.wire import JOINED, LEFT, WireError
 
 JOIN, FILLED, NOT_RESTORED = "slots.join", "slots.filled", "slots.not_restored"
 """events of a collector: (host name), it starts or is connected again; (slot, payload, fields or None); (reason)"""
+FROM_COLLECTORS = JOIN, FILLED, NOT_RESTORED
 SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
 """events to a collector: (worker, seed_key, tokens of all slots that it has to fill, weights); (token, weights);
 (number of places). A token is [slot, version], weights are [version, values], or None on the learner's machine"""
@@ -189,12 +190,17 @@ class NodePool(Pool):
             text = f"a collector was refused: all {places} places are taken (--remote-actors)"
             self.node.log.warning(text, f"from {host}")
             self.node.send(NO_PLACE, places, to=sender)
+            self.node.router.blame(sender)
             return
         is_local, is_known = worker < self.num_local, self._names[worker] == sender
+        if not is_local and is_known:
+            raise WireError("it has its tokens")
         if is_local and is_known:
             text = f"collector {worker} was cut off and is back; its rollout is lost"
             self.on_restart(WorkerEvent(worker, text, replaced=False))
-        elif not is_local and not is_known:
+        elif not is_local:
+            of_a_slot = self.slots.slot_bytes + self.weights.buffers.nbytes  # filled, and the weights for it
+            self.node.router.allow(sender, self.ledger.options.slots_per_worker * of_a_slot)
             self._joins += 1
             self.seed_keys[worker] = self.states.start, worker, self._joins
             text = f"collector {worker} joined from {host!r:.80} ({sender})"
@@ -209,8 +215,9 @@ class NodePool(Pool):
         return next((w for name in (sender, None) for w in places if self._names[w] == name), None)
 
     def _on_filled(self, sender: str, slot: int, payload: int, fields: Any) -> None:
-        if sender not in self._names:
-            return  # of a process that is lost: its successor fills the slot again
+        if sender not in self._names:  # of a process that is lost: its successor fills the slot again
+            self.node.router.blame(sender)
+            return
         worker = self._names.index(sender)
         if slot != self.ledger.due(worker):
             raise WireError(f"slot {slot} is not the one that it is to fill")
@@ -238,6 +245,8 @@ class NodePool(Pool):
     def _on_not_restored(self, sender: str, reason: str) -> None:
         if sender in self._names[: self.num_local]:
             self.forget_state(self._names.index(sender), reason)
+        else:
+            raise WireError("it is of another machine")
 
 
 class LocalPool(Pool):

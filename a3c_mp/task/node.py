@@ -127,6 +127,8 @@ class Node(Closing):
         if number_of(sender) < self.router.endpoint.num_nodes:  # those that have joined from elsewhere do not end it
             self._ended_run = max(self._ended_run, run)
             self.finishing = self._ended_run >= max(self._run, 1)
+        else:
+            self.router.blame(sender)
 
     def _call_handlers(self, message: Message) -> None:
         sender, event, args = message
@@ -136,7 +138,8 @@ class Node(Closing):
                     raise WireError(f"not [{', '.join(kind.__name__ for kind in types)}]")
                 handler(sender, *args)
         except WireError as error:
-            self.log.warning(f"malformed message {event} from {sender} dropped", error)
+            self.log.warning(f"malformed message {event} dropped", f"{sender}: {error}")
+            self.router.blame(sender)
 
 
 class FirstNode(Node):

@@ -31,6 +31,9 @@ from a3c_mp.task.node import ALL_RUNS, REPORT_NAME, REPORT_REFUSAL, REPORT_RESUL
 from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.wire import FINISH, JOINED
 
+MAX_WAITING = 512 * 2**20
+"""bytes to and from nodes of other machines that may wait while node 0 of a `runner` computes"""
+
 
 @dataclass(frozen=True)
 class Role:
@@ -248,6 +251,7 @@ def runner(
                 with attach_nodes(_run_main, (main, *args), roles, attach_to, key, limits) as node:
                     return main(node, *args)
             settings: dict[str, Any] = {"listen": listen, "key_file": key, "greeting": {"run": secrets.token_hex(8)}}
+            settings["max_waiting"] = MAX_WAITING
             with start_nodes(_run_main, (main, *args), roles, limits=limits, **settings) as node:
                 node.handle(JOINED, joined.add)
                 while not (others <= joined or node.finishing):

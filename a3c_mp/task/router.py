@@ -10,156 +10,29 @@ import itertools
 import logging
 import math
 import os
-import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from multiprocessing import connection
-from typing import Any, NamedTuple, Self
 
 import zmq
 
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.program import differences
 from a3c_mp.task.endpoint import COPY_IT, FLAG, Endpoint, KeyPair, is_tcp, node_name
+from a3c_mp.task.limits import LimitedListener
+from a3c_mp.task.links import Link, Router
 from a3c_mp.task.sockets import Dialer, Frames, Listener
-from a3c_mp.task.wire import JOINED, LEFT, Message, WireError, decode, encode
+from a3c_mp.task.wire import JOINED, WireError, encode
 
 HELLO, WELCOME, REFUSED = "node.hello", "node.welcome", "node.refused"
 """to join: the node that dials says who it is, and is let in or not"""
+UNFIT = "node.unfit"  # of a node that has found that it cannot take part: (why), for the log of node 0
 DROPPED = "node.dropped"  # to a node that did not read: it has to join again
 
 WELCOME_SECONDS = 10.0  # longest wait for node 0 over TCP, where authentication fails without a word
 LOCAL_WELCOME_SECONDS = 60.0  # the same on this machine, where it may be busy with its start
 PROBE_SECONDS = 0.5  # between two looks whether nodes are gone
-BATCH = 500  # most messages of a socket in one look
-LINGER_MS = 1500  # longest wait at the end for what is on its way
 BAD_KEYS = 3  # handshakes that fail in a row, before the first success, until the key counts as wrong
-
-
-class RateLimitedLog:
-    """Logs warnings that other nodes can cause without end: the 1st, 2nd, 4th, 8th, ... time."""
-
-    def __init__(self, log: logging.Logger):
-        self._log = log
-        self._counts: Counter[str] = Counter()
-
-    def warning(self, text: str, detail: object = "") -> None:
-        """Count a warning; the detail may be in the words of another node, and is shortened to one line."""
-        self._counts[text] += 1
-        if (total := self._counts[text]).bit_count() == 1:
-            self._log.warning(f"{text} ({total} so far)" + (f": {str(detail)!r:.200}" if detail else ""))
-
-
-class Link(NamedTuple):
-    """A session with another node, from its welcome to its end."""
-
-    name: str
-    port: Any  # the Listener or Dialer
-    instance: str  # random id of the node's process, the same when it joins again
-
-
-class Router:
-    """What both ends of a connection share; to be used in a `with` block. What others do wrong goes to `log`.
-
-    Messages arrive in the order in which their sender sent them, each once, as long as the two stay connected. A node
-    that leaves and joins again begins a new session: what was under way is lost.
-    """
-
-    def __init__(self, endpoint: Endpoint, log: logging.Logger | None = None):
-        self.endpoint, self.name = endpoint, node_name(endpoint.number)
-        self.greeting = endpoint.greeting  # of node 0
-        self.log = RateLimitedLog(log or logging.getLogger(__name__))
-        self.is_active = bool(endpoint.binds or endpoint.dials)  # there are, or may be, other nodes
-        self._ports: list[Any] = []
-        self._links: dict[bytes, Link] = {}  # token of the session -> link
-        self._received: list[Message] = []
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> Self:
-        """Bind, or join node 0. Raises ConfigError for an invalid address or key, or if node 0 refuses or is silent."""
-        key = self.endpoint.load_key()
-        self._context = zmq.Context()
-        try:
-            self._open(key)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Send what is under way, for a second or two at most."""
-        with self._lock:
-            for port in self._ports:
-                port.close(LINGER_MS)
-            self._context.term()
-            self._ports.clear()
-            self._links.clear()
-
-    @property
-    def peers(self) -> list[str]:
-        """Names of the nodes that are connected now: at node 0 all others, elsewhere node 0."""
-        return [link.name for link in self._links.values()]
-
-    @property
-    def files(self) -> list[Any]:
-        """Become readable when there may be something to receive; for a wait after `receive` found nothing."""
-        with self._lock:
-            return [port.socket.FD for port in self._ports]
-
-    def send(self, event: str, *args: Any, to: str = "*") -> None:
-        """Send an event to the node of the name `to`, or to all that this one is connected to; from any thread.
-
-        Nodes that do not read are dropped, so this never waits for them. Raises TypeError and ValueError as `encode`.
-        """
-        with self._lock:
-            if links := [(token, link) for token, link in self._links.items() if to in ("*", link.name)]:
-                frames = encode(event, args)
-                for token, link in links:
-                    self._send(token, link, frames)
-
-    def receive(self) -> list[Message]:
-        """All messages that have arrived since the last call, in order of arrival."""
-        with self._lock:
-            if self._ports:
-                self._read()
-            received, self._received = self._received, []
-            return received
-
-    def _open(self, key: KeyPair | None) -> None:
-        """Bind, or connect."""
-
-    def _send(self, token: bytes, link: Link, frames: Frames) -> None:
-        link.port.send(token, frames)
-
-    def _read(self) -> None:
-        """Read what has arrived; then end the sessions of nodes that are gone."""
-
-    def _read_port(self, port: Listener | Dialer) -> bool:
-        """Handle what has arrived at a port; returns whether that was all."""
-        arrived = list(itertools.islice(port.received(), BATCH))
-        for token, frames in arrived:
-            sender = self._links[token].name if token in self._links else None
-            try:
-                if any(map(len, frames)):  # an empty message finds out whether this node is there
-                    event, args = decode(frames)
-                    if event.startswith("node."):
-                        self._on_protocol(port, token, event, args)
-                    elif sender is not None:  # else it is of a session that has ended
-                        self._received.append(Message(sender, event, args))
-            except (WireError, ValueError, TypeError, zmq.Again) as error:
-                self.log.warning(f"message from {sender or 'a node that has not joined'} dropped", error)
-        return len(arrived) < BATCH
-
-    def _on_protocol(self, port: Any, token: bytes, event: str, args: list) -> None:
-        """Handle an event of the router at the other end."""
-
-    def _begin(self, token: bytes, link: Link) -> None:
-        self._links[token] = link
-        self._received.append(Message(link.name, JOINED, []))
-
-    def _end(self, token: bytes) -> None:
-        if (link := self._links.pop(token, None)) is not None:
-            self._received.append(Message(link.name, LEFT, []))
 
 
 class Hub(Router):
@@ -177,7 +50,10 @@ class Hub(Router):
 
     def _open(self, key: KeyPair | None) -> None:
         for address in self.endpoint.binds:
-            self._ports.append(Listener(self._context, address, key))
+            if key is not None and is_tcp(address):
+                self._ports.append(LimitedListener(self._context, self.endpoint, address, key, self._lock))
+            else:
+                self._ports.append(Listener(self._context, address))
 
     def _send(self, token: bytes, link: Link, frames: Frames) -> None:
         try:
@@ -193,8 +69,8 @@ class Hub(Router):
             self._probed = time.monotonic()
             lost = self._find_lost()
         for port in self._ports:
-            for _ in range(port.count_refused()):
-                self.log.warning("a connection was refused: another key, or no node")
+            while port.warnings:
+                self.log.warning(*port.warnings.popleft())
         have_read_all = [self._read_port(port) for port in self._ports]
         if all(have_read_all):
             for token in lost:
@@ -214,24 +90,34 @@ class Hub(Router):
                 del self._dropped[token]
         return lost
 
+    def _check_event(self, port: Listener, event: str) -> None:
+        if not port.is_local and self.endpoint.accepts and event not in self.endpoint.accepts:
+            raise WireError(f"unexpected {event[:20]!r}")
+
     def _on_protocol(self, port: Listener, token: bytes, event: str, args: list) -> None:
         """Let a node in, at its hello."""
+        if event == UNFIT and token in self._links:
+            [why] = args
+            self.log.warning("a node with another environment was refused", why)
+            return
         if event != HELLO or token in self._links:
             raise WireError(f"unexpected {event[:20]!r}")
         number, theirs, instance = args
         if not isinstance(theirs, dict):
             raise WireError("its versions are malformed")
-        ours = self.endpoint.versions
-        names = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
-        if differs := ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in names):
-            self.log.warning("a node with other versions was refused", differs)
-            port.send(token, encode(REFUSED, [f"it has {differs}"]))
+        fatal, harmless = differences(theirs, self.endpoint.versions)
+        if fatal:
+            self.log.warning("a node with other versions was refused", fatal)
+            port.send(token, encode(REFUSED, [f"it has {fatal}"]))
             return
         name = self._choose_name(port, number, instance)
         for older, link in list(self._links.items()):  # of a process that was killed, or has lost its connection
             if link.name == name:
                 self._end(older)
-        if port.send(token, encode(WELCOME, [name, self.greeting])):
+        if port.send(token, encode(WELCOME, [name, self.greeting, harmless])):
+            if harmless:
+                self.log.warning("a node with slightly other versions joined", harmless)
+            port.admit(token, name)
             self._begin(token, Link(name, port, instance))
 
     def _choose_name(self, port: Listener, number: int, instance: str) -> str:
@@ -248,6 +134,13 @@ class Hub(Router):
 
 class Spoke(Router):
     """The router of any other node: joins node 0, and joins again when the connection was lost."""
+
+    differs = ""  # of its versions from those of node 0, without harm
+
+    def leave_unfit(self, why: str) -> None:
+        """Report to node 0 why this node cannot take part; raises ConfigError."""
+        self.send(UNFIT, why)
+        raise ConfigError("attach-to", self.endpoint.dials, f"this node is refused: {why}", "install the same versions")
 
     def _open(self, key: KeyPair | None) -> None:
         self._key, self._instance, self._failures = key, os.urandom(8).hex(), 0
@@ -293,7 +186,7 @@ class Spoke(Router):
             why = f"this node is refused: {args[0]}"
             raise ConfigError("attach-to", self.endpoint.dials, why, "install the same versions")
         elif event == WELCOME and not self._links:
-            self.name, self.greeting = args
+            self.name, self.greeting, self.differs = args
             self._begin(token, Link(node_name(0), port, ""))
         else:
             raise WireError(f"unexpected {event[:20]!r}")

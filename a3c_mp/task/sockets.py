@@ -1,5 +1,7 @@
 """The two ends of connections: a `Listener` that nodes connect to, and a `Dialer` that connects to node 0.
 
+On TCP, where anyone can connect, the listener is a `LimitedListener`.
+
 Each connection is a session with a random token, which is its routing id. A session that ends does not come back:
 another one has a socket and a token of its own, so nothing that was sent in the old session arrives late.
 """
@@ -9,19 +11,18 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task.endpoint import KeyPair, is_tcp
-from a3c_mp.task.wire import MAX_TENSOR
+from a3c_mp.task.endpoint import KeyPair
+from a3c_mp.task.wire import PART
 
-MAX_FRAME = MAX_TENSOR + 1024  # bytes, with what encryption adds; zmq allocates no memory for a larger frame
+MAX_FRAME = PART + 1024  # bytes, with what encryption adds; zmq allocates no memory for a larger frame
 QUEUE = 50_000  # high-water mark: most messages that wait for a node; with one more it counts as not reading
 HEARTBEAT_MS, SILENCE_MS = 2000, 8000
 """between heartbeats of zmq's own thread, and without an answer to one before the connection counts as lost: the end of
@@ -36,9 +37,11 @@ Frames = list[Any]  # bytes and zmq frames, without the routing id
 
 
 class _Port:
-    """A socket, and the monitor of its connections."""
+    """A socket, and perhaps the monitor of its connections."""
 
-    def __init__(self, context: zmq.Context, kind: int, events: int):
+    _monitor: zmq.Socket | None = None
+
+    def __init__(self, context: zmq.Context, kind: int):
         self.socket = socket = context.socket(kind)
         socket.sndhwm = socket.rcvhwm = QUEUE
         socket.maxmsgsize = MAX_FRAME
@@ -46,46 +49,55 @@ class _Port:
         # The peer gets the time to live with each heartbeat: it, too, closes the connection after so long a silence.
         socket.heartbeat_timeout = socket.heartbeat_ttl = socket.tcp_maxrt = SILENCE_MS
         socket.handshake_ivl, socket.connect_timeout = HANDSHAKE_MS, CONNECT_MS
-        self._monitor = socket.get_monitor_socket(events)
 
     def close(self, linger: int) -> None:
         """Close the socket once what was sent is on its way, after `linger` milliseconds at the latest."""
-        self.socket.disable_monitor()
-        self._monitor.close(0)
+        if self._monitor is not None:
+            self.socket.disable_monitor()
+            self._monitor.close(0)
         self.socket.close(linger)
+
+    def has_more(self) -> bool:
+        """Whether a message has arrived."""
+        return _has_more(self.socket)
+
+    def admit(self, token: bytes, name: str) -> None:
+        """The session is that of a node from now on."""
+
+    def allow(self, token: bytes, size: int) -> None:
+        """So many bytes may wait in a session, besides those that any node may have waiting."""
+
+    def blame(self, token: bytes) -> None:
+        """Count a malformed or unexpected message of a session."""
 
     def _messages(self) -> Iterator[Frames]:
         while _has_more(self.socket):
             yield self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
 
-    def _events(self) -> Iterator[int]:
-        while _has_more(self._monitor):
-            yield recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+    def _events(self) -> Iterator[Any]:
+        while self._monitor is not None and _has_more(self._monitor):
+            yield recv_monitor_message(self._monitor, zmq.NOBLOCK)
 
 
 class Listener(_Port):
-    """A bound ROUTER socket; clients over TCP must have the key. Raises ConfigError if the address cannot be bound."""
+    """A bound ROUTER socket. Raises ConfigError if the address cannot be bound."""
 
-    def __init__(self, context: zmq.Context, address: str, key: KeyPair | None):
-        super().__init__(context, zmq.ROUTER, FAILED)
-        self.is_local = not is_tcp(address)
+    is_local = True  # to this machine
+
+    def __init__(self, context: zmq.Context, address: str, key: KeyPair | None = None):
+        super().__init__(context, zmq.ROUTER)
+        self.warnings: deque[tuple[str, str]] = deque(maxlen=1000)  # (text, detail) to be logged
         self.socket.router_mandatory = True  # sending to a node that is gone is an error, not silence
-        self.socket.ipv6 = "[" in address
-        self._authenticator: ThreadAuthenticator | None = None
         try:
-            if key is not None and not self.is_local:
-                self.socket.curve_publickey, self.socket.curve_secretkey = key
-                self.socket.curve_server = True
-                self._authenticator = ThreadAuthenticator(context)
-                self._authenticator.start()
-                only_ours = SimpleNamespace(callback=lambda domain, public: public == key.public)
-                self._authenticator.configure_curve_callback(credentials_provider=only_ours)
-            self.socket.bind(address)
+            self._bind(context, address, key)
         except zmq.ZMQError as error:
             self.close(0)
             why, fix = os.strerror(error.errno or 0), "choose another port, or an address of this machine"
             raise ConfigError("listen", address, f"cannot be bound ({why})", fix) from error
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)  # with the port that was chosen for port 0
+
+    def _bind(self, context: zmq.Context, address: str, key: KeyPair | None) -> None:
+        self.socket.bind(address)
 
     def send(self, token: bytes, frames: Frames) -> bool:
         """Send to one node; returns False if it is gone. Raises zmq.Again if too much waits for it."""
@@ -101,21 +113,13 @@ class Listener(_Port):
         """Tokens of sessions, and frames of the messages that have arrived in them."""
         return ((token.bytes, frames) for token, *frames in self._messages())
 
-    def count_refused(self) -> int:
-        """Handshakes that have failed since the last call."""
-        return len(list(self._events()))
-
-    def close(self, linger: int) -> None:
-        super().close(linger)
-        if self._authenticator is not None:
-            self._authenticator.stop()
-
 
 class Dialer(_Port):
     """A DEALER socket that is connected to one address, for one session."""
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None):
-        super().__init__(context, zmq.DEALER, FAILED | ENDED | zmq.Event.HANDSHAKE_SUCCEEDED)
+        super().__init__(context, zmq.DEALER)
+        self._monitor = self.socket.get_monitor_socket(FAILED | ENDED | zmq.Event.HANDSHAKE_SUCCEEDED)
         self.token, self._opened = os.urandom(16), time.monotonic()
         self._is_connected = self._has_ended = self.has_failed = False  # the latter: its handshake
         self.socket.routing_id = self.token
@@ -153,7 +157,7 @@ class Dialer(_Port):
         super().close(linger if self._is_connected else 0)  # without a connection nothing is on its way
 
     def _read_events(self) -> None:
-        for event in self._events():
+        for event in (each["event"] for each in self._events()):
             self._has_ended |= bool(event & ENDED)
             self.has_failed |= bool(event & FAILED)
             self._is_connected |= event == zmq.Event.HANDSHAKE_SUCCEEDED

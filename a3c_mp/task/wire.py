@@ -1,11 +1,13 @@
-"""Encoding of messages between nodes: JSON, then the bytes of each tensor in a frame of its own.
+"""Encoding of messages between nodes: JSON, then the bytes of each tensor.
 
-A message is a list of frames [content, tensor 0, tensor 1, ...]. In the content, which is [event, arguments], a tensor
-stands as {"$tensor": [number, dtype, shape]}. What arrives is checked, and nothing in it is ever executed.
+A message is a list of blocks [content, tensor 0, tensor 1, ...]. In the content, which is [event, arguments], a tensor
+stands as {"$tensor": [number, dtype, shape]}. A block is sent as frames of `PART` bytes, of which the last is shorter,
+so that a socket can refuse larger frames. What arrives is checked, and nothing in it is ever executed.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -17,7 +19,8 @@ import zmq
 JOINED, LEFT = "node.joined", "node.left"  # events of the nodes themselves: one is connected, or no longer
 FINISH = "task.finish"  # event between tasks
 
-MAX_JSON = 4 * 2**20  # bytes of the content of a message; larger things are tensors
+PART = 64 * 2**10  # bytes of a frame; one for each stranger is all that a hub may have to hold
+MAX_JSON = 2**20  # bytes of the content of a message; larger things are tensors
 MAX_TENSOR = 128 * 2**20  # bytes of a tensor; a slot of Pong has 20 MiB
 MAX_TENSORS = 1024  # in a message; the nets of this library have tens of parameters
 MAX_DIMS = 32  # dimensions of a tensor
@@ -47,7 +50,7 @@ def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
 
     Raises TypeError for values of other types, ValueError if they are too large or hold the reserved key "$tensor".
     """
-    tensors: list[zmq.Frame] = []
+    tensors: list[list[zmq.Frame]] = []
 
     def pack(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -57,8 +60,7 @@ def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
         if value.nbytes > MAX_TENSOR:
             raise ValueError(f"a tensor of {value.nbytes:,} bytes is too large for one message; split it")
         flat = value.detach().cpu().reshape(-1).contiguous()
-        data = flat.view(torch.uint8).numpy().data if len(flat) else b""  # an empty tensor has no view
-        tensors.append(zmq.Frame(data, copy=True))
+        tensors.append(_cut(flat.view(torch.uint8).numpy().data if len(flat) else b""))  # an empty one has no view
         return {TENSOR: [len(tensors) - 1, name, list(value.shape)]}
 
     text = json.dumps([event, args], default=pack).encode()
@@ -68,7 +70,7 @@ def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
         )
     if text.count(f'"{TENSOR}":'.encode()) != len(tensors):
         raise ValueError(f"the key {TENSOR!r} is reserved")
-    return [zmq.Frame(text, copy=True), *tensors]
+    return [*_cut(text), *itertools.chain.from_iterable(tensors)]
 
 
 def decode(frames: Sequence[zmq.Frame]) -> tuple[str, list]:
@@ -76,7 +78,11 @@ def decode(frames: Sequence[zmq.Frame]) -> tuple[str, list]:
 
     Raises WireError for frames that are not from `encode`.
     """
-    content, *tensors = frames
+    content: Any
+    try:
+        content, *tensors = _join(frames)
+    except ValueError as error:
+        raise WireError("malformed message (a block without an end)") from error
     missing = set(range(len(tensors)))
 
     def unpack(mapping: dict) -> Any:
@@ -91,7 +97,7 @@ def decode(frames: Sequence[zmq.Frame]) -> tuple[str, list]:
     try:
         if len(content) > MAX_JSON or len(tensors) > MAX_TENSORS:
             raise ValueError(f"{len(content):,} bytes of JSON and {len(tensors)} tensors")
-        event, args = json.loads(content.bytes, object_hook=unpack)
+        event, args = json.loads(bytes(content), object_hook=unpack)
         if missing or not isinstance(event, str) or not isinstance(args, list):
             raise ValueError("more frames than tensors, or not [event, arguments]")
         return event, args
@@ -99,14 +105,33 @@ def decode(frames: Sequence[zmq.Frame]) -> tuple[str, list]:
         raise WireError(f"malformed message ({type(error).__name__}: {error})"[:300]) from error
 
 
-def _tensor(frame: zmq.Frame, dtype: torch.dtype, shape: list) -> torch.Tensor:
+def _cut(data: Any) -> list[zmq.Frame]:
+    """The frames of a block; one whose size is a multiple of `PART` ends with an empty frame."""
+    return [zmq.Frame(data[start : start + PART], copy=True) for start in range(0, len(data) + 1, PART)]
+
+
+def _join(frames: Sequence[zmq.Frame]) -> list[Any]:
+    """The blocks of frames, with the memory of the frame if it is only one. Raises ValueError if one has no end."""
+    blocks: list[Any] = []
+    parts: list[Any] = []
+    for frame in frames:
+        parts.append(frame.buffer)
+        if len(frame) < PART:
+            blocks.append(parts[0] if len(parts) == 1 else bytearray().join(parts))
+            parts = []
+    if parts or not blocks:
+        raise ValueError
+    return blocks
+
+
+def _tensor(block: Any, dtype: torch.dtype, shape: list) -> torch.Tensor:
     if len(shape) > MAX_DIMS or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"shape {shape}")
-    if math.prod(shape) * dtype.itemsize != len(frame):
-        raise ValueError(f"{len(frame)} bytes for shape {shape} of {dtype}")
-    if not len(frame):
+    if math.prod(shape) * dtype.itemsize != len(block):
+        raise ValueError(f"{len(block)} bytes for shape {shape} of {dtype}")
+    if not len(block):
         return torch.empty(shape, dtype=dtype)
-    data = torch.frombuffer(frame.buffer, dtype=torch.uint8)
+    data = torch.frombuffer(block, dtype=torch.uint8)
     if data.data_ptr() % dtype.itemsize:  # parts of a larger network buffer may start anywhere
         data = data.clone()
     return data.view(dtype).reshape(shape)

@@ -7,10 +7,13 @@ import signal
 import stat
 import time
 
+import numpy as np
 import psutil
 import pytest
 import torch
 import zmq
+from envs import Env
+from gymnasium.spaces import Box, Discrete
 from harness import Scripts, family_of, still_alive
 from nodes import free_port
 
@@ -213,6 +216,23 @@ def test_another_version_is_refused(refused_by, standing, monkeypatch):
     theirs = json.loads((standing.folder / "config.json").read_text())["versions"]["a3c_mp"]
     assert f"a3c_mp 0.0.1 instead of {theirs}" in refused_by("--role", "collector")
     assert "a node with other versions was refused" in standing.log
+
+
+class Other(Env):
+    """It has another length of observations, and another number of actions."""
+
+    observation_space = Box(-1, 1, (7,), np.float32)
+    action_space = Discrete(3)
+    obs = np.zeros(7, np.float32)
+
+
+def test_an_environment_with_other_spaces_is_refused_in_one_line_on_both_sides(refused_by, standing, register):
+    register(ENV_ID, Other)
+    line = refused_by("--role", "collector")
+    differs = "actions Discrete(3) instead of Discrete(2), observations float32 [7] instead of float32 [4]"
+    assert "this node is refused: it has a net of " in line
+    assert differs in line
+    standing.wait_for("a node with another environment was refused .*" + re.escape(differs))
 
 
 def test_an_evaluator_for_a_task_without_evaluations_is_refused(refused_by):

@@ -11,16 +11,20 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import torch
 import zmq
 from nodes import free_port
 
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.program import differences
+from a3c_mp.task import limits as limits_module
 from a3c_mp.task import router as router_module
 from a3c_mp.task import sockets as sockets_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, make_key
-from a3c_mp.task.router import Hub, RateLimitedLog, Spoke
+from a3c_mp.task.links import RateLimitedLog
+from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.wire import JOINED, LEFT, encode
 
 
@@ -124,10 +128,11 @@ def test_a_node_that_does_not_read_is_dropped_and_joins_again(folder, net, monke
 
 
 @pytest.fixture
-def listening(folder, tmp_path, net):
+def listening(folder, tmp_path, net, request):
     """A hub that listens, and the endpoint of a node that may attach."""
     key_file, address = tmp_path / "key", f"tcp://127.0.0.1:{free_port()}"
-    first, *_ = local_endpoints(folder, [(), ("own",)], address, key_file=key_file, greeting={"seed": 3})
+    settings = {"greeting": {"seed": 3}, **getattr(request, "param", {})}
+    first, *_ = local_endpoints(folder, [(), ("own",)], address, key_file=key_file, **settings)
     return net.enter(first), Endpoint(dials=address, key_file=key_file)
 
 
@@ -152,11 +157,42 @@ def test_other_versions_are_refused_also_when_a_node_comes_back(listening, net, 
     hub, end = listening
     net.enter(end)
     net.leave(hub)
-    old = {"a3c_mp": "0.0.1", "torch": end.versions["torch"]}
+    old = {**end.versions, "a3c_mp": "0.0.1"}
     net.enter(dataclasses.replace(hub.endpoint, versions=old))
     with pytest.raises(ConfigError, match=r"^attach-to=tcp.*: this node is refused: it has a3c_mp .* instead of 0.0.1"):
         net.wait_until(lambda: False)
-    assert ["instead of 0.0.1" in text for text in tape.messages] == [True]
+    assert ["instead of 0.0.1" in text for text in tape.messages] == [True], tape.messages
+
+
+def test_versions_that_may_differ_are_named_on_both_sides(listening, net, tape):
+    _, end = listening
+    older = {**end.versions, "numpy": end.versions["numpy"] + "9", "no-package": "3"}
+    node = net.enter(dataclasses.replace(end, versions=older))
+    assert f"numpy {older['numpy']} instead of {end.versions['numpy']}" in node.differs
+    assert "no-package" not in node.differs, "only one of them has it"
+    assert ["slightly other versions joined" in text for text in tape.messages] == [True]
+
+
+HERE = {"protocol": "2", "a3c_mp": "1.0.0", "torch": "2.13.0", "gymnasium": "1.2.2", "numpy": "2.4.0", "commit": "c0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "fatal", "harmless"),
+    [
+        ({}, "", ""),
+        ({"a3c_mp": "1.0.1"}, "a3c_mp 1.0.1 instead of 1.0.0", ""),
+        ({"protocol": None}, "protocol None instead of 2", ""),
+        ({"gymnasium": "1.3.0"}, "gymnasium 1.3.0 instead of 1.2.2", ""),
+        ({"gymnasium": "1.2.3"}, "", "gymnasium 1.2.3 instead of 1.2.2"),
+        ({"numpy": "2.5.0", "commit": "c1"}, "", "commit c1 instead of c0, numpy 2.5.0 instead of 2.4.0"),
+        ({"numpy": "1.26.4", "commit": "c1"}, "numpy 1.26.4 instead of 2.4.0", "commit c1 instead of c0"),
+        ({"ale-py": "0.11.2", "commit": None}, "", ""),
+        ({"torch": {"a": "list"}}, "torch {'a': 'list'} instead of 2.13.0", ""),
+    ],
+)
+def test_which_versions_must_agree(change, fatal, harmless):
+    theirs = {name: value for name, value in {**HERE, **change}.items() if value is not None}
+    assert differences(theirs, HERE) == (fatal, harmless)
 
 
 def test_where_no_node_listens_the_attempt_ends(tmp_path, folder, monkeypatch):
@@ -260,7 +296,7 @@ def test_malformed_messages_of_a_node_with_the_key_are_dropped_and_counted(liste
             client.send_multipart(frames)
         client.send_multipart(encode("node.hello", HELLO))
         net.wait_until(lambda: client.poll(1))
-        assert json.loads(client.recv_multipart()[0]) == ["node.welcome", ["node.2", {"seed": 3}]]
+        assert json.loads(client.recv_multipart()[0]) == ["node.welcome", ["node.2", {"seed": 3}, ""]]
         for frames in [
             [bomb, bomb],
             [*encode("event", []), bomb],
@@ -307,3 +343,155 @@ def test_repeated_warnings_are_few(log, tape):
     assert len([text for text in tape.messages if "noise" in text]) == 10
     assert tape.messages[-1].startswith(r"other (1 so far): 'line 1\nline 2x")
     assert len(tape.messages[-1]) < 250
+
+
+# ---- what others can cost
+
+
+@contextlib.contextmanager
+def stranger(end, first=b""):
+    """A TCP connection, and what it sends first."""
+    host, port = end.dials.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(first)
+        connection.setblocking(False)
+        yield connection
+
+
+def is_closed(connection):
+    """Whether the other side has hung up; forgets what it has said."""
+    with contextlib.suppress(BlockingIOError):
+        try:
+            while connection.recv(1000):
+                pass
+        except ConnectionError:
+            pass
+        return True
+    return False
+
+
+CURVE = b"\xff\0\0\0\0\0\0\0\1\x7f\3\1CURVE" + bytes(15 + 1 + 31)
+
+
+def test_a_frame_before_the_handshake_that_is_larger_than_a_part_ends_the_connection(listening, net):
+    with stranger(listening[1], CURVE + b"\6" + (2**20).to_bytes(8, "big")) as connection:
+        net.wait_until(lambda: is_closed(connection), timeout=3)  # for its size, not at the end of a handshake's time
+    assert works(listening, net)
+
+
+def test_of_many_idle_connections_the_oldest_are_cut_off_and_nodes_come_in(listening, net, monkeypatch):
+    monkeypatch.setattr(limits_module, "STRANGERS", 5)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(stranger(listening[1])) for _ in range(20)]
+        net.wait_until(lambda: sum(map(is_closed, connections)) == 15, timeout=4)
+        assert not is_closed(connections[-1])
+        assert works(listening, net)
+
+
+def test_a_slow_handshake_is_ended_though_its_bytes_come_one_by_one(folder, tmp_path, net, monkeypatch):
+    monkeypatch.setattr(sockets_module, "HANDSHAKE_MS", 300)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    net.enter(local_endpoints(folder, [()], address, key_file=tmp_path / "key")[0])
+    for first in (b"\xff", CURVE + b"\6" + (1000).to_bytes(8, "big")):
+        with stranger(Endpoint(dials=address), first) as connection:
+
+            def is_over(connection=connection):
+                time.sleep(0.05)
+                with contextlib.suppress(ConnectionError):
+                    connection.send(b"x")
+                return is_closed(connection)
+
+            net.wait_until(is_over, timeout=3)
+
+
+def test_who_has_the_key_and_does_not_join_is_cut_off(listening, net, monkeypatch, tape):
+    monkeypatch.setattr(limits_module, "STRANGER_SECONDS", 0.3)
+    with raw_client(listening[1]):
+        net.wait_until(lambda: "not joined within 0.3 s" in " ".join(tape.messages))
+
+
+PARTS = [zmq.Frame(bytes(2**16))] * 4000  # its end comes after 250 MiB
+FLOODS = {
+    "before joining": (False, [bytes(2**16)] * 20),
+    "before joining, in parts without end": (False, PARTS),
+    "after joining": (True, encode("event", ["x" * 900_000])),
+    "after joining, in parts without end": (True, PARTS),
+}
+
+
+@pytest.mark.parametrize(("joins", "frames"), FLOODS.values(), ids=FLOODS.keys())
+def test_a_flood_is_cut_off_though_the_hub_is_busy_and_others_stay(listening, net, joins, frames):
+    """The hub does not look at its messages while they come."""
+    hub, end = listening
+    net.enter(end)
+    memory, most = psutil.Process().memory_info().rss, 0
+    with raw_client(end) as client:
+        client.sndhwm = 5
+        monitor = client.get_monitor_socket(zmq.Event.DISCONNECTED)
+        if joins:
+            client.send_multipart(encode("node.hello", HELLO))
+            net.wait_until(lambda: len(hub.peers) == 2)
+        deadline = time.monotonic() + 10
+        while not monitor.poll(1):
+            assert time.monotonic() < deadline
+            most = max(most, psutil.Process().memory_info().rss)
+            with contextlib.suppress(zmq.Again):
+                client.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        client.disable_monitor()
+        monitor.close(0)
+    assert most - memory < 100 * 2**20
+    net.wait_until(lambda: hub.peers == ["node.2"])
+    assert works(listening, net)
+
+
+@pytest.mark.parametrize("listening", [{"accepts": ("works",)}], indirect=True)
+def test_a_node_that_floods_a_hub_with_events_that_it_does_not_take_is_cut_off(listening, net, tape):
+    hub, end = listening
+    with raw_client(end) as client:
+        client.send_multipart(encode("node.hello", HELLO))
+        for _ in range(1000):
+            client.send_multipart(encode("event", []))
+        net.wait_until(lambda: [event for _, event, _ in net.inboxes[hub]] == [JOINED, LEFT])
+    assert any("cut off" in text for text in tape.messages)
+    net.inboxes[hub].clear()
+    assert works(listening, net)
+
+
+def test_answers_that_a_node_does_not_read_end_its_connection(listening, net, tape):
+    """The hub is made to answer each message with a large one."""
+    hub, end = listening
+    with raw_client(end) as client:
+        client.send_multipart(encode("node.hello", HELLO))
+        client.rcvhwm = 1
+        net.wait_until(lambda: hub.peers)
+        memory, answer = psutil.Process().memory_info().rss, torch.zeros(2**20)
+        for _ in range(100):
+            hub.send("answer", answer)
+            time.sleep(0.005)
+        assert psutil.Process().memory_info().rss - memory < 100 * 2**20
+        net.wait_until(lambda: not hub.peers)
+    assert any("leave unread" in text for text in tape.messages)
+
+
+def test_a_node_that_sends_many_malformed_messages_is_cut_off(listening, net, monkeypatch):
+    monkeypatch.setattr(limits_module, "FAULTS", 5)
+    hub, end = listening
+    with raw_client(end) as client:
+        client.send_multipart(encode("node.hello", HELLO))
+        for _ in range(7):
+            client.send(b"junk")
+        net.wait_until(lambda: [event for _, event, _ in net.inboxes[hub]] == [JOINED, LEFT])
+
+
+def test_what_a_node_may_have_waiting_is_allowed_to_it(listening, net, tape):
+    """Three rollouts of 30 MB arrive while the hub is busy."""
+    hub, end = listening
+    node = net.enter(end)
+    hub.allow(node.name, 100 * 2**20)
+    rollout = torch.arange(30_000_000 // 8)
+    for _ in range(3):
+        node.send("rollout", rollout)
+    time.sleep(0.5)
+    for message in net.take(hub, 3):
+        assert torch.equal(message.args[0], rollout)
+    assert not tape.messages
