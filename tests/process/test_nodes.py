@@ -375,7 +375,7 @@ def test_a_function_that_other_processes_cannot_import_is_refused_in_one_line(tm
         (str(script), f'import it from {script}, which would .* below `if __name__ == "__main__":`'),
         ("<stdin>", "import it, and it stands in no file"),
     ):
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", file)
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", file, raising=False)
         with pytest.raises(ConfigError, match=rf"^main=stumble: other processes {why}"):
             runner(2)(stumble)
 
