@@ -101,6 +101,8 @@ class InlineRay(ModuleType):
         self.exceptions = SimpleNamespace(**{name.__name__: name for name in names})
         self._private = ModuleType("ray._private")
         self._private.worker, self._private.state = SimpleNamespace(), SimpleNamespace(actors=dict)
+        loader = SimpleNamespace(instance=lambda: SimpleNamespace(reset_cache=lambda: None))
+        self._raylet = SimpleNamespace(AuthenticationTokenLoader=loader)
 
     def init(self, address, **options):
         self.options = options

@@ -17,6 +17,7 @@ from a3c_mp.algorithms.impala import ImpalaSetup
 from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, check
 from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
+from a3c_mp.cluster.node import store_folder
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.processes.pool import Filled
@@ -121,7 +122,7 @@ def make_setup(args: RayRunArgs) -> RayImpalaSetup | RayDqnSetup:
     check(args)
     setup = RayImpalaSetup(args) if isinstance(args, ImpalaArgs) else RayDqnSetup(args)
     if args.address is None:
-        check_store(store_bytes(args, setup), args.num_actors)
+        check_store(store_bytes(args, setup), args.num_actors, store_folder())
     else:
         check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, args.num_actors)
     return setup
@@ -153,8 +154,8 @@ def store_bytes(args: RayRunArgs, setup: Any) -> int:
     return max(setup.store_bytes(args) + 4 * weights + (args.num_actors + HELD) * MIB, LEAST_STORE)
 
 
-def check_store(needed: int, num_actors: int, folder: str = "/dev/shm") -> None:
-    """Raise ConfigError if an object store does not fit into shared memory."""
+def check_store(needed: int, num_actors: int, folder: str) -> None:
+    """Raise ConfigError if an object store does not fit into the folder of shared memory."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         why = f"the object store needs {needed // MIB:,} MiB in {folder}, {free // MIB:,} MiB is free there"

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-import gymnasium
-import numpy as np
-import torch
-
-import a3c_mp
 from a3c_mp.config import FORMAT, PLACE, CommonArgs, check_name, flag_name, has_checkpoint
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.program import git_commit, versions
 
 OF_A_START = (
     "config.json",
@@ -121,10 +116,9 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> 
     """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run."""
     place = {"resume": None, "resume_or_start": False, "run_name": name_of(folder)}
     place["runs_dir"] = os.path.normpath(folder / "..")
-    versions = {"torch": torch.__version__, "gymnasium": gymnasium.__version__, "numpy": np.__version__}
     start = {
         "args": as_recorded(args) | place,
-        "versions": {"a3c_mp": a3c_mp.__version__, "python": platform.python_version(), **versions},
+        "versions": versions("torch", "gymnasium", "numpy"),
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
         "commit": git_commit(),
         "command": sys.argv,
@@ -149,21 +143,6 @@ def end_of(folder: Path) -> tuple[str | None, int] | None:
         summary = json.loads((folder / "summary.json").read_text())
         return summary["exit_reason"], summary["steps"]
     except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def git_commit() -> str | None:
-    """Commit of the source tree, with "+" when it differs from the commit; None if git does not track it."""
-    here = Path(__file__)
-
-    def git(*command: str) -> str:
-        run = subprocess.run(["git", *command], cwd=here.parent, capture_output=True, text=True, check=True)
-        return run.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # installed packages may lie in a repository of the user's own
-        return git("rev-parse", "HEAD") + "+" * bool(git("status", "--porcelain", "-uno"))
-    except (OSError, subprocess.CalledProcessError):
         return None
 
 

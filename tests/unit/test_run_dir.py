@@ -17,6 +17,7 @@ from torch import nn
 
 from a3c_mp.config import FORMAT, CommonArgs
 from a3c_mp.errors import ConfigError, shown
+from a3c_mp.processes import program
 from a3c_mp.run import run_dir as folder
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import describe_run
@@ -220,15 +221,15 @@ def test_every_start_is_kept_and_the_format_named(args, monkeypatch):
 
 
 def test_the_commit_is_that_of_the_source_tree_not_of_a_repository_that_it_is_installed_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "__file__", str(tmp_path / "run_dir.py"))
+    monkeypatch.setattr(program, "__file__", str(tmp_path / "run_dir.py"))
     for name in ("run_dir.py", "theirs.py"):
         (tmp_path / name).touch()
     for command in (["init", "-q"], ["add", "theirs.py"], [*IDENTITY, "commit", "-qm", "theirs"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    assert folder.git_commit() is None
+    assert program.git_commit() is None
     for command in (["add", "run_dir.py"], [*IDENTITY, "commit", "-qm", "the source"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    assert re.fullmatch("[0-9a-f]{40}", folder.git_commit())
+    assert re.fullmatch("[0-9a-f]{40}", program.git_commit())
 
 
 # ---- how paths are shown
