@@ -23,7 +23,7 @@ from a3c_mp.nets.precision import compute_dtype
 from a3c_mp.processes.pool import Filled
 from a3c_mp.replay import Shards
 from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import check_replay_memory
+from a3c_mp.run.preflight import FOUND, check_replay_memory, probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 
@@ -137,6 +137,21 @@ def join_cluster(args: RayRunArgs, run: Run, setup: Any) -> Iterator[Session]:
         size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {session.state.num_cpus:g} CPUs"
         run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
         yield session
+
+
+def spaces_of(args: RayRunArgs) -> tuple[gymnasium.Space, gymnasium.Space] | None:
+    """(observation space, action space) of the trainer's environment; None where no other machine has actors."""
+    return None if args.address is None else FOUND[args.env_id][:2]
+
+
+def check_spaces(args: RayRunArgs, expected: tuple[gymnasium.Space, gymnasium.Space] | None) -> None:
+    """Raise ConfigError in an actor whose environment cannot be made, or has other spaces than the trainer's."""
+    if expected is None:
+        return
+    for kind, own, theirs in zip(("observations", "actions"), probe_env(args.env_id), expected, strict=True):
+        if own != theirs:
+            why = f"its {kind} are {own} there, {theirs} here"
+            raise ConfigError("env-id", args.env_id, why, "install the same environment on all nodes")
 
 
 def show_cluster(learner: Any) -> None:
