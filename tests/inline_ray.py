@@ -119,7 +119,9 @@ class InlineRay(ModuleType):
                 self.started.append(actor := Actor(kind, args, max_restarts))
                 return actor
 
-            return SimpleNamespace(remote=start)
+            self.selectors = []
+            chosen = SimpleNamespace(remote=start)
+            return SimpleNamespace(remote=start, options=lambda **more: self.selectors.append(more) or chosen)
 
         return actor_class
 
