@@ -10,7 +10,7 @@ import argparse
 import signal
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, read_address, save_address
@@ -92,8 +92,9 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
             if host != LOOPBACK_HOST:
                 print(f"warning: {open_ports(args, host)}", file=sys.stderr, flush=True)
             while not node.has_ended(seconds=1.0):
-                if read_address() is None:  # the node that `auto` found has ended
-                    save_address(cluster, node)
+                with suppress(ConfigError):
+                    if read_address() is None:  # the node that `auto` found has ended
+                        save_address(cluster, node)
             if node.was_given_up() and time.monotonic() - started < REACHED_SECONDS:
                 fix = "let a firewall pass its ports (--node-ports), or give another --host; see docs/ray.md"
                 raise ConfigError("host", host, "the head cannot connect to this node there and has given it up", fix)

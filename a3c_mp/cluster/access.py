@@ -88,12 +88,16 @@ def find_token(path: Path | None, make: bool = False) -> Path:
 def save_address(cluster: ClusterAddress, node: Node) -> ClusterAddress:
     """Write the file in which `--address auto` finds the cluster of this machine's node, as long as that runs.
 
-    That of another cluster stays where it answers. Returns the cluster that `auto` finds.
+    That of another cluster stays where it answers. Returns the cluster that `auto` finds. Raises ConfigError.
     """
     if (saved := read_address()) and saved.address != cluster.address and is_open(saved.address):
         return saved
     content = {**_addresses(), socket.gethostname(): [str(node.folder), *cluster]}
-    write_private(home() / ADDRESSES, json.dumps(content), replace=True)
+    try:
+        write_private(home() / ADDRESSES, json.dumps(content), replace=True)
+    except OSError as error:
+        fix = f"make room, or choose another with the environment variable {HOME_VARIABLE}"
+        raise ConfigError("folder", home(), f"it cannot be written ({error.strerror})", fix) from error
     return cluster
 
 

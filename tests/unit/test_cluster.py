@@ -350,7 +350,7 @@ class Counting:
 
 
 def raising(error):
-    def mishap():
+    def mishap(*args, **options):
         raise error
 
     return mishap
@@ -609,6 +609,11 @@ def test_a_second_cluster_does_not_replace_the_first_ones_address_while_that_ans
             assert access.save_address(second, here) == second
         assert access.read_address() == first
     assert access.save_address(second, here) == second == access.read_address()
+    monkeypatch.setattr("tempfile.mkstemp", raising(OSError(28, "No space left on device")))
+    with pytest.raises(
+        ConfigError, match=r"^folder=.*home: it cannot be written \(No space left on device\); make room"
+    ):
+        access.save_address(second, here)
 
 
 def make_token(mode):
