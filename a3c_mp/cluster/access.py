@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from a3c_mp.cluster.node import COMMIT, ClusterAddress, Node, environment, foreign, labels
+from a3c_mp.cluster.node import ClusterAddress, Node, environment, foreign, labels
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.program import MUST_AGREE
 
 HOME_VARIABLE, ADDRESSES = "A3C_MP_HOME", "ray_cluster.json"
 CONNECT_SECONDS, PROBE_SECONDS = 2.0, 20.0
+RAY_AGREES = {"ray": 9, "python": 2}  # see `MUST_AGREE`
 REFUSALS = ("unauthenticated", "authentication token", "permission_denied")  # words of Ray's errors
 
 # It needs a process of its own, because Ray reads the token once in each process.
@@ -140,7 +142,7 @@ def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: i
 
     Returns its `nodes` and the sum of their `free_cpus`. Raises ConfigError if it does not answer, refuses the token,
     accepts any, runs other versions, or has no place free where `num_actors` are to be started; prints a warning for
-    another commit.
+    versions that may differ, such as the commit.
     """
     refuse = partial(ConfigError, "address", cluster.address)
     if not is_open(cluster.address):
@@ -159,13 +161,17 @@ def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: i
         raise refuse(why, "start it with python -m a3c_mp.cluster head, or accept it with --insecure-cluster")
     own = labels()
     for node in answer["nodes"]:
-        theirs = {**own, **node["versions"]}
-        found = {name: f"{name} {theirs[name]}, here {value}" for name, value in own.items() if theirs[name] != value}
-        other_commit, where = found.pop(COMMIT, ""), f"its node at {node['address']} has"
-        if found:
-            raise refuse(f"{where} {'; '.join(found.values())}", "install the same versions")
-        if other_commit:
-            print(f"warning: address={cluster.address}: {where} {other_commit}", file=sys.stderr, flush=True)
+        fatal, harmless = list[str](), list[str]()
+        for name, theirs in node["versions"].items():
+            here, numbers = own.get(name, theirs), {**MUST_AGREE, **RAY_AGREES}.get(name, 0)
+            if theirs != here:
+                agrees = theirs.split(".")[:numbers] == here.split(".")[:numbers]
+                (harmless if agrees else fatal).append(f"{name} {theirs}, here {here}")
+        where = f"its node at {node['address']} has"
+        if fatal:
+            raise refuse(f"{where} {'; '.join(fatal)}", "install the same versions")
+        if harmless:
+            print(f"warning: address={cluster.address}: {where} {'; '.join(harmless)}", file=sys.stderr, flush=True)
     if num_actors and answer["free_cpus"] < 1:
         raise refuse("it has no CPU free", "add a node (python -m a3c_mp.cluster join), or end other runs")
     return answer

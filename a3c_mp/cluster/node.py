@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from a3c_mp._bootstrap import CHAPTERS
 from a3c_mp.cluster import guardian
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.program import git_commit, versions
+from a3c_mp.processes.program import describe_program
 from a3c_mp.processes.slots import free_memory
 from a3c_mp.processes.spawn import root_for_sockets
 
@@ -45,7 +45,6 @@ scripts.get_ray_client_dependency_error = lambda: "not used"
 scripts.main()
 """
 START_SECONDS, END_SECONDS = 60.0, 5.0
-COMMIT = "commit"  # a label that may differ
 FOLDER_PREFIX = "a3c-ray-"
 SOCKET = f"/{FOLDER_PREFIX}12345678/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store"
 MAX_ROOT = 107 - len(SOCKET)  # bytes of the folder in which a node has its own
@@ -65,10 +64,8 @@ def check_installed() -> None:
 
 
 def labels() -> dict[str, str]:
-    """What a node tells others of its program: the versions that all must share, and its commit."""
-    known = versions("torch", "numpy", "gymnasium", "ray")  # builds of torch for CPU and CUDA count as the same
-    commit = (git_commit() or "unknown").replace("+", "-changed")
-    return {name: value.partition("+")[0] for name, value in known.items()} | {COMMIT: commit}  # labels have no plus
+    """What a node tells others of its program, in letters that Ray allows."""
+    return {name: value.replace("+", "-changed") for name, value in describe_program().items()}
 
 
 def environment(cluster: ClusterAddress) -> dict[str, str]:

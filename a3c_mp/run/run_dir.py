@@ -18,9 +18,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+import gymnasium
+import numpy as np
+import torch
+
+import a3c_mp
 from a3c_mp.config import FORMAT, PLACE, CommonArgs, check_name, flag_name, has_checkpoint
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.program import git_commit, versions
+from a3c_mp.processes.program import git_commit
 
 OF_A_START = (
     "config.json",
@@ -124,9 +129,10 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> 
     """The content of `config.json`: settings, versions, machine, commit and command line of each start of the run."""
     place = {"resume": None, "resume_or_start": False, "run_name": name_of(folder)}
     place["runs_dir"] = os.path.normpath(folder / "..")
+    versions = {"torch": torch.__version__, "gymnasium": gymnasium.__version__, "numpy": np.__version__}
     start = {
         "args": as_recorded(args) | place,
-        "versions": versions("torch", "gymnasium", "numpy"),
+        "versions": {"a3c_mp": a3c_mp.__version__, "python": platform.python_version(), **versions},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
         "commit": git_commit(),
         "command": sys.argv,

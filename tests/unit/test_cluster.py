@@ -700,7 +700,7 @@ sys.exit(command.main())
 
 
 def test_a_node_of_another_commit_is_a_warning(monkeypatch, capsys):
-    other = {**FREE, "nodes": [{**NODE, "versions": {node.COMMIT: "c0ffee"}}]}
+    other = {**FREE, "nodes": [{**NODE, "versions": {"commit": "c0ffee"}}]}
     monkeypatch.setattr(access, "_ask", lambda address, settings: CLOSED if "RAY_AUTH_TOKEN" in settings else other)
     with access.socket.create_server(("127.0.0.1", 0)) as server:
         access.check_cluster(ClusterAddress(f"127.0.0.1:{server.getsockname()[1]}", "secret"))

@@ -233,15 +233,16 @@ def test_every_start_is_kept_and_the_format_named(args, monkeypatch):
 
 
 def test_the_commit_is_that_of_the_source_tree_not_of_a_repository_that_it_is_installed_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "__file__", str(tmp_path / "run_dir.py"))
-    for name in ("run_dir.py", "theirs.py"):
+    monkeypatch.setattr(program, "__file__", str(tmp_path / "program.py"))
+    find_commit = program.git_commit.__wrapped__  # without its memory
+    for name in ("program.py", "theirs.py"):
         (tmp_path / name).touch()
     for command in (["init", "-q"], ["add", "theirs.py"], [*IDENTITY, "commit", "-qm", "theirs"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    assert program.git_commit() is None
-    for command in (["add", "run_dir.py"], [*IDENTITY, "commit", "-qm", "the source"]):
+    assert find_commit() is None
+    for command in (["add", "program.py"], [*IDENTITY, "commit", "-qm", "the source"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    assert re.fullmatch("[0-9a-f]{40}", program.git_commit())
+    assert re.fullmatch("[0-9a-f]{40}", find_commit())
 
 
 # ---- how paths are shown
