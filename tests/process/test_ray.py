@@ -211,7 +211,7 @@ def run(name, *flags):
 if __name__ == "__main__":
     run("first", "--num-actors", "1")
     try:
-        run("refused", "--num-actors", "1", "--address", "127.0.0.1:1")
+        run("refused", "--num-actors", "1", "--num-learners", "2")
     except Exception as error:
         print(error, flush=True)
     (thread := threading.Thread(target=run, args=("second", "--num-actors", "2"))).start()
@@ -223,10 +223,10 @@ if __name__ == "__main__":
 def test_several_runs_in_one_process_also_in_a_thread_and_after_one_that_is_refused(scripts):
     """Ray keeps the token of the first cluster, and each has its own."""
     (script := scripts.runs_dir / "twice.py").write_text(TWICE)
-    out, err = (process := scripts.start(str(script))).communicate(timeout=200)
+    out, err = (process := scripts.start(str(script))).communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
     assert [line for line in out.splitlines() if "ends with" in line] == ["first ends with 0", "second ends with 0"]
-    assert "address=127.0.0.1:1: nothing answers there" in out
+    assert "num-learners=2: on Ray there is one" in out
     assert not (scripts.runs_dir / "runs/refused").exists()
 
 
@@ -311,8 +311,6 @@ def test_a_node_with_another_environment_is_refused_and_one_that_joins_later_is_
     ports = {at.laddr.port for p in ray_of(head.pid, "") for at in p.net_connections() if at.status == "LISTEN"}
     assert {7600, 7601} <= ports, "those of its raylet"
     trainer = start_learning(scripts, RAY_IMPALA, *odd, "--num-actors", "1")
-    ports = {at.laddr.port for p in ray_of(head.pid, "ray::") for at in p.net_connections() if at.status == "LISTEN"}
-    assert ports <= set(range(7600, 7641))
     end(scripts, trainer)
     monkeypatch.setenv("SIZE", "6")
     other = start_node("join")
