@@ -30,7 +30,8 @@ CHAPTERS = {"impala": train_impala, "dqn": train_apex}
 
 def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: tuple[Any, ...]) -> Callable[..., Any]:
     """An actor on some node: that of chapter 3 or 4, with memory of its own whose content is sent after each call."""
-    packer, weights, replay = setup
+    packer, weights, replay, spaces = setup
+    ray_trainer.check_spaces(args, spaces)  # on this node they may be others
     fields, states = packer.empty(), SentStates(args.deterministic)
     rows = replay and Outbox(replay, args.block_length, args.n_step, channel.restored)  # dqn: for a replay shard
     channel.memory = memory = Memory(OneSlot(fields), weights, states, weights.dtype, args.in_order, rows and rows.ring)
@@ -64,7 +65,7 @@ class RayCarrier:
             memory.states.store(slot, state)
             return (*payload, rows) if self.replay else payload
 
-        setup = self.packer, Reader(memory.weights), self.replay
+        setup = self.packer, Reader(memory.weights), self.replay, ray_trainer.spaces_of(args)
         return Fleet(self.session, node_actor, (make_actor, args, setup), store, **pool)
 
 

@@ -101,6 +101,8 @@ class InlineRay(ModuleType):
         self.exceptions = SimpleNamespace(**{name.__name__: name for name in names})
         self._private = ModuleType("ray._private")
         self._private.worker, self._private.state = SimpleNamespace(), SimpleNamespace(actors=dict)
+        loader = SimpleNamespace(instance=lambda: SimpleNamespace(reset_cache=lambda: None))
+        self._raylet = SimpleNamespace(AuthenticationTokenLoader=loader)
 
     def init(self, address, **options):
         self.options = options
@@ -117,7 +119,9 @@ class InlineRay(ModuleType):
                 self.started.append(actor := Actor(kind, args, max_restarts))
                 return actor
 
-            return SimpleNamespace(remote=start)
+            self.selectors = []
+            chosen = SimpleNamespace(remote=start)
+            return SimpleNamespace(remote=start, options=lambda **more: self.selectors.append(more) or chosen)
 
         return actor_class
 

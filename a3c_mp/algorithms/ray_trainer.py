@@ -16,11 +16,12 @@ from a3c_mp.algorithms.impala import ImpalaSetup
 from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, check
 from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
+from a3c_mp.cluster.node import store_folder
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.pool import Filled
 from a3c_mp.replay import Shards
 from a3c_mp.run.learner import Learner, MessageStats, Setup
-from a3c_mp.run.preflight import check_replay_memory
+from a3c_mp.run.preflight import FOUND, check_replay_memory, probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 
@@ -116,7 +117,7 @@ def make_setup(args: RayRunArgs) -> RayImpalaSetup | RayDqnSetup:
     check(args)
     setup = RayImpalaSetup(args) if isinstance(args, ImpalaArgs) else RayDqnSetup(args)
     if args.address is None:
-        check_store(store_bytes(args, setup), args.num_actors)
+        check_store(store_bytes(args, setup), args.num_actors, store_folder())
     else:
         check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, args.num_actors)
     return setup
@@ -131,6 +132,21 @@ def join_cluster(args: RayRunArgs, run: Run, setup: Any) -> Iterator[Session]:
         size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {session.state.num_cpus:g} CPUs"
         run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
         yield session
+
+
+def spaces_of(args: RayRunArgs) -> tuple[gymnasium.Space, gymnasium.Space] | None:
+    """(observation space, action space) of the trainer's environment; None where no other machine has actors."""
+    return None if args.address is None else FOUND[args.env_id][:2]
+
+
+def check_spaces(args: RayRunArgs, expected: tuple[gymnasium.Space, gymnasium.Space] | None) -> None:
+    """Raise ConfigError in an actor whose environment cannot be made, or has other spaces than the trainer's."""
+    if expected is None:
+        return
+    for kind, own, theirs in zip(("observations", "actions"), probe_env(args.env_id), expected, strict=True):
+        if own != theirs:
+            why = f"its {kind} are {own} there, {theirs} here"
+            raise ConfigError("env-id", args.env_id, why, "install the same environment on all nodes")
 
 
 def show_cluster(learner: Any) -> None:
@@ -148,8 +164,8 @@ def store_bytes(args: RayRunArgs, setup: Any) -> int:
     return max(setup.store_bytes(args) + 4 * weights + (args.num_actors + HELD) * MIB, LEAST_STORE)
 
 
-def check_store(needed: int, num_actors: int, folder: str = "/dev/shm") -> None:
-    """Raise ConfigError if an object store does not fit into shared memory."""
+def check_store(needed: int, num_actors: int, folder: str) -> None:
+    """Raise ConfigError if an object store does not fit into the folder of shared memory."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         why = f"the object store needs {needed // MIB:,} MiB in {folder}, {free // MIB:,} MiB is free there"

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import argparse
 import signal
-import socket
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
-from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, is_open, read_address, save_address
+from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, read_address, save_address
 from a3c_mp.cluster.node import LOOPBACK_HOST, ClusterAddress, Node, check_installed, environment
+from a3c_mp.cluster.ports import check_host, check_port, open_ports, own_host, port_options
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.spawn import SIGNALS
 
 PORT = 6399
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0  # longest time from a signal to the end of a node that is used
+REACHED_SECONDS = 60.0  # after which the head must have reached a node, or given it up
 
 
 def main() -> int:
@@ -34,6 +35,8 @@ def main() -> int:
         if run is not status:
             command.add_argument("--num-cpus", type=int, help="places for actors; default: the cores of this machine")
             command.add_argument("--host", help="address of this machine for other nodes; default: loopback only")
+            what = "ports of this node, for a firewall; default: any"
+            command.add_argument("--node-ports", type=int, nargs=2, metavar=("FIRST", "LAST"), help=what)
     commands.choices["head"].add_argument("--port", type=int, default=PORT)
     commands.choices["join"].add_argument("address", help="HOST:PORT of the head")
     commands.choices["status"].add_argument("address", nargs="?", default="auto", help="HOST:PORT of the head, or auto")
@@ -48,23 +51,20 @@ def main() -> int:
 
 def head(args: argparse.Namespace) -> int:
     """Run the first node of a cluster."""
-    host = args.host or LOOPBACK_HOST
+    host = check_host(args.host or LOOPBACK_HOST)
     cluster = ClusterAddress(f"{host}:{args.port}", str(find_token(args.token_file, make=True)))
-    try:
-        socket.create_server((host, args.port)).close()
-    except (OSError, OverflowError) as error:
-        fix = "choose another --port, or --host"
-        raise ConfigError("port", cluster.address, f"it cannot be bound ({error})", fix) from error
+    check_port("port", cluster.address, host, args.port, "choose another --port, or --host")
     text = f"head of a cluster at {cluster.address}; its token is in {cluster.token_file}\non other machines: "
     text += f"python -m a3c_mp.cluster join {cluster.address} --token-file FILE"
-    return run_node(args, cluster, ["--head", f"--port={args.port}", "--include-dashboard=false"], text)
+    return run_node(args, cluster, host, ["--head", f"--port={args.port}", "--include-dashboard=false"], text)
 
 
 def join(args: argparse.Namespace) -> int:
     """Run a node that joins a cluster."""
     cluster = find_cluster(args.address, args.token_file)
     check_cluster(cluster)
-    return run_node(args, cluster, [f"--address={cluster.address}"], f"joined the cluster at {cluster.address}")
+    host = check_host(args.host) if args.host else own_host(cluster.address)
+    return run_node(args, cluster, host, [f"--address={cluster.address}"], f"joined the cluster at {cluster.address}")
 
 
 def status(args: argparse.Namespace) -> int:
@@ -76,20 +76,28 @@ def status(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_node(args: argparse.Namespace, cluster: ClusterAddress, options: list[str], text: str) -> int:
+def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, options: list[str], text: str) -> int:
     """Run a node until a signal (0), or until one of its main processes ends (1); `text` says that it has started."""
     for signum in SIGNALS:
         signal.signal(signum, lambda *_: sys.exit(0))
-    options += [] if args.num_cpus is None else [f"--num-cpus={args.num_cpus}"]
-    options += [] if args.host is None else [f"--node-ip-address={args.host}"]
+    cpus = [] if args.num_cpus is None else [f"--num-cpus={args.num_cpus}"]
+    options += [f"--node-ip-address={host}", *cpus, *port_options(args.node_ports, args.num_cpus)]
     with closing(Node(options, environment(cluster))) as node:
         node.wait_for_start()
-        if args.run is head or (saved := read_address()) is None or not is_open(saved.address):
-            save_address(cluster, node)
+        started, found = time.monotonic(), save_address(cluster, node)
+        if found != cluster:
+            text += f"\n--address auto stays the one at {found.address}: give this one with --address"
         try:
             print(text, flush=True)
+            if host != LOOPBACK_HOST:
+                print(f"warning: {open_ports(args, host)}", file=sys.stderr, flush=True)
             while not node.has_ended(seconds=1.0):
-                pass
+                with suppress(ConfigError):
+                    if read_address() is None:  # the node that `auto` found has ended
+                        save_address(cluster, node)
+            if node.was_given_up() and time.monotonic() - started < REACHED_SECONDS:
+                fix = "let a firewall pass its ports (--node-ports), or give another --host; see docs/ray.md"
+                raise ConfigError("host", host, "the head cannot connect to this node there and has given it up", fix)
             print(f"the node has failed; it ends in {GRACE_SECONDS:.0f} s", file=sys.stderr, flush=True)
             time.sleep(GRACE_SECONDS)
             return 1

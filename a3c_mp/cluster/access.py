@@ -8,6 +8,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from a3c_mp.cluster.node import ClusterAddress, Node, environment, foreign, versions
+from a3c_mp.cluster.node import ClusterAddress, Node, environment, foreign, labels
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.program import MUST_AGREE
 
-HOME_VARIABLE = "A3C_MP_HOME"
+HOME_VARIABLE, ADDRESSES = "A3C_MP_HOME", "ray_cluster.json"
 CONNECT_SECONDS, PROBE_SECONDS = 2.0, 20.0
+RAY_AGREES = {"ray": 9, "python": 2}  # see `MUST_AGREE`
 REFUSALS = ("unauthenticated", "authentication token", "permission_denied")  # words of Ray's errors
 
 # It needs a process of its own, because Ray reads the token once in each process.
@@ -59,11 +62,16 @@ def check_private(name: str, path: Path, fix: str) -> Path:
     return path
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, from the first byte on."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+def write_private(path: Path, text: str, replace: bool) -> None:
+    """Write a whole file that only its owner may read; one that is there stays, unless it is to be replaced."""
+    descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        with suppress(FileExistsError):
+            (os.replace if replace else os.link)(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
 
 
 def find_token(path: Path | None, make: bool = False) -> Path:
@@ -71,7 +79,7 @@ def find_token(path: Path | None, make: bool = False) -> Path:
     path = path or home() / "ray_token"
     try:
         if make and not path.exists():
-            write_private(path, secrets.token_hex(32))
+            write_private(path, secrets.token_hex(32), replace=False)
         path.read_text()
     except OSError as error:
         what, fix = ("made", "choose another") if make else ("read", "copy it from the machine of the cluster's head")
@@ -79,16 +87,35 @@ def find_token(path: Path | None, make: bool = False) -> Path:
     return check_private("token-file", path, "make a new one").absolute()
 
 
-def save_address(cluster: ClusterAddress, node: Node) -> None:
-    """Write the file in which `--address auto` finds the cluster of this machine's node, as long as that runs."""
-    write_private(home() / "ray_cluster.json", json.dumps([str(node.folder), *cluster]))
+def save_address(cluster: ClusterAddress, node: Node) -> ClusterAddress:
+    """Write the file in which `--address auto` finds the cluster of this machine's node, as long as that runs.
+
+    That of another cluster stays where it answers. Returns the cluster that `auto` finds. Raises ConfigError.
+    """
+    if (saved := read_address()) and saved.address != cluster.address and is_open(saved.address):
+        return saved
+    content = {**_addresses(), socket.gethostname(): [str(node.folder), *cluster]}
+    try:
+        write_private(home() / ADDRESSES, json.dumps(content), replace=True)
+    except OSError as error:
+        fix = f"make room, or choose another with the environment variable {HOME_VARIABLE}"
+        raise ConfigError("folder", home(), f"it cannot be written ({error.strerror})", fix) from error
+    return cluster
 
 
 def read_address() -> ClusterAddress | None:
-    with suppress(OSError, ValueError, TypeError):
-        folder, *cluster = json.loads((home() / "ray_cluster.json").read_text())
+    """The cluster of a node that runs on this machine."""
+    with suppress(LookupError, ValueError, TypeError):
+        folder, *cluster = _addresses()[socket.gethostname()]
         return ClusterAddress(*cluster) if Path(folder).exists() else None
     return None
+
+
+def _addresses() -> dict[str, list[str]]:
+    """Machine -> folder of its node, address and token of the cluster: machines may share the home folder."""
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads((home() / ADDRESSES).read_text()))
+    return {}
 
 
 def is_open(address: str) -> bool:
@@ -114,7 +141,8 @@ def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: i
     """Ask the head of a cluster, twice: with the token, and with a wrong one, which it must refuse unless `insecure`.
 
     Returns its `nodes` and the sum of their `free_cpus`. Raises ConfigError if it does not answer, refuses the token,
-    accepts any, runs other versions, or has no place free where `num_actors` are to be started.
+    accepts any, runs other versions, or has no place free where `num_actors` are to be started; prints a warning for
+    versions that may differ, such as the commit.
     """
     refuse = partial(ConfigError, "address", cluster.address)
     if not is_open(cluster.address):
@@ -131,12 +159,19 @@ def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: i
     if not _is_refusal(to_stranger) and not insecure:
         why = "the cluster does not clearly refuse a wrong token: anyone may be able to run code on it"
         raise refuse(why, "start it with python -m a3c_mp.cluster head, or accept it with --insecure-cluster")
+    own = labels()
     for node in answer["nodes"]:
-        theirs = {**versions(), **node["versions"]}
-        if differing := [
-            f"{name} {theirs[name]}, here {own}" for name, own in versions().items() if theirs[name] != own
-        ]:
-            raise refuse(f"its node at {node['address']} has {'; '.join(differing)}", "install the same versions")
+        fatal, harmless = list[str](), list[str]()
+        for name, theirs in node["versions"].items():
+            here, numbers = own.get(name, theirs), {**MUST_AGREE, **RAY_AGREES}.get(name, 0)
+            if theirs != here:
+                agrees = theirs.split(".")[:numbers] == here.split(".")[:numbers]
+                (harmless if agrees else fatal).append(f"{name} {theirs}, here {here}")
+        where = f"its node at {node['address']} has"
+        if fatal:
+            raise refuse(f"{where} {'; '.join(fatal)}", "install the same versions")
+        if harmless:
+            print(f"warning: address={cluster.address}: {where} {'; '.join(harmless)}", file=sys.stderr, flush=True)
     if num_actors and answer["free_cpus"] < 1:
         raise refuse("it has no CPU free", "add a node (python -m a3c_mp.cluster join), or end other runs")
     return answer

@@ -13,7 +13,7 @@ from typing import Any
 
 from a3c_mp.cluster.ray_worker import RayWorker
 from a3c_mp.cluster.session import Session
-from a3c_mp.errors import WorkerError
+from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS
 
@@ -69,6 +69,8 @@ class Fleet:
         self.restarts = 0
         self._ledger = SlotLedger(num_workers, options)
         self._looked = time.monotonic()
+        self._first_nodes = frozenset(session.state.nodes)
+        self._refused: set[str] = set()  # nodes that joined later, but cannot do this work
 
     def __enter__(self) -> Fleet:
         self._actor_class = self.session.actor_class(RayWorker, num_cpus=1, concurrency_groups={"control": 1})
@@ -125,7 +127,10 @@ class Fleet:
         last = self.actors[number]
         restored = self.states.record_start(number)
         seed_key = (self.states.start, number, 0 if restored is not None else last.starts)
-        handle = self._actor_class.remote(self.target, self.args, self.options.niceness, number, seed_key, restored)
+        start = self._actor_class
+        if self._refused:
+            start = start.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(self._refused))})"})
+        handle = start.remote(self.target, self.args, self.options.niceness, number, seed_key, restored)
         actor = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
         self.actors[number] = actor
         actor.request_beats()
@@ -161,7 +166,10 @@ class Fleet:
             self._ledger.fill(number, slot, self.store(slot, result, rows_ref))
             return
         before, is_new, actor.beat_request = actor.beats, not actor.pid, None
-        actor.beats, actor.pid, actor.node_id, not_restored = result
+        actor.beats, actor.pid, actor.node_id, not_restored, refusal = result
+        if refusal:
+            self._refuse(number, refusal)
+            return
         if actor.beats != before:
             actor.silence = 0.0
         if actor.is_waiting:
@@ -172,31 +180,40 @@ class Fleet:
             self.states.forget(number)
             self.on_restart(WorkerEvent(number, f"{actor} cannot be rebuilt: {reason}", replaced=False))
 
+    def _refuse(self, number: int, why: str) -> None:
+        """Let an actor run elsewhere than on a node that differs; raise ConfigError if that did not join later."""
+        actor = self.actors[number]
+        where = self.session.state.nodes.get(actor.node_id)
+        if actor.node_id in self._first_nodes:
+            raise ConfigError("address", where, f"this node cannot work in this run: {why}")
+        self._refused.add(actor.node_id)
+        self._fail(number, f"cannot work on the node at {where}, which is not used: {why}", is_lost=True)
+
     def _report_place(self, number: int, text: str, **change: bool) -> None:
         """Report that an actor has found a place or waits for one: its games count from now on, or no longer."""
         # In deterministic runs no actor plays while one waits, and its games go on: the report is no actor's (-1).
         self.on_restart(WorkerEvent(-1 if self.options.in_order else number, text, replaced=False, **change))
 
-    def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str]:
-        """(What happened, the traceback if there is one)."""
+    def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str, bool]:
+        """(What happened, the traceback if there is one, whether the node is lost)."""
         session, kinds, text = self.session, self.session.ray.exceptions, str(error)
         # Results or connections of a lost node may be noticed before its death.
         is_lost = actor.pid and isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
         says_so = "node has died" in text or "node was" in text
         if isinstance(error, kinds.RayTaskError) or (not actor.pid and not says_so and "creation task" in text):
-            return "raised an exception", text
+            return "raised an exception", text, False
         if says_so or (is_lost and session.wait_for(lambda: actor.node_id not in session.state.nodes)):
-            return "was lost with its node", ""
-        return "died", ""
+            return "was lost with its node", "", True
+        return "died", "", False
 
-    def _fail(self, number: int, how: str, details: str = "") -> None:
-        """Replace the process of an actor, unless that would not help."""
+    def _fail(self, number: int, how: str, details: str = "", is_lost: bool = False) -> None:
+        """Replace the process of an actor, unless that would not help; one that its node loses costs no restart."""
         actor, budget = self.actors[number], self.options.max_restarts
         message, details = f"{actor} {how}", f"\n{details.rstrip()}" if details else ""
         self.session.kill(actor.handle)
         if details and not actor.had_result:
             raise WorkerError(f"{actor} failed before its first result:{details}")
-        if how != "was lost with its node":
+        if not is_lost:
             if self.restarts >= budget:
                 raise WorkerError(f"{message}; restart budget of {budget} spent{details}")
             self.restarts += 1

@@ -22,6 +22,7 @@ START_POLL_SECONDS, POLL_SECONDS = 0.05, 0.5
 REMOVE_SECONDS = 1.0  # longest time to remove the folder, into which the parent may still write
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 MAIN_PROCESSES = ("gcs_server", "raylet")
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # of a scheduler; the trainer decides what they do
 LOG = "start.log"  # with the output of the command
 NICENESS = 10  # of the node's session, with whose sum a trainer's session competes where autogroups are on (sched(7))
 
@@ -50,6 +51,8 @@ def say(line: object) -> None:
 def main(folder: Path, command: list[str]) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda *_: None)  # the node would inherit SIG_IGN
+    for signum in WARNINGS:
+        signal.signal(signum, signal.SIG_IGN)  # the node inherits it
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     with open(folder / LOG, "wb") as log:
         start = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

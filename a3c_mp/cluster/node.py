@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
-import platform
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,10 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import a3c_mp
 from a3c_mp._bootstrap import CHAPTERS
 from a3c_mp.cluster import guardian
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.program import describe_program
+from a3c_mp.processes.slots import free_memory
+from a3c_mp.processes.spawn import root_for_sockets
 
 RAY_VERSION = "2.60.0"
 ENVIRONMENT = {
@@ -45,6 +46,8 @@ scripts.main()
 """
 START_SECONDS, END_SECONDS = 60.0, 5.0
 FOLDER_PREFIX = "a3c-ray-"
+SOCKET = f"/{FOLDER_PREFIX}12345678/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store"
+MAX_ROOT = 107 - len(SOCKET)  # bytes of the folder in which a node has its own
 
 
 class ClusterAddress(NamedTuple):
@@ -60,11 +63,9 @@ def check_installed() -> None:
         raise ConfigError("ray", "none", "it is not installed", f'pip install "ray=={RAY_VERSION}"')
 
 
-def versions() -> dict[str, str]:
-    """Versions that must be the same on every node, which has them as labels: a label contains no plus sign."""
-    packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "gymnasium", "ray")}
-    own = {"python": platform.python_version(), "a3c_mp": a3c_mp.__version__}
-    return {name: version.replace("+", "-") for name, version in {**own, **packages}.items()}
+def labels() -> dict[str, str]:
+    """What a node tells others of its program, in letters that Ray allows."""
+    return {name: value.replace("+", "-changed") for name, value in describe_program().items()}
 
 
 def environment(cluster: ClusterAddress) -> dict[str, str]:
@@ -79,21 +80,37 @@ def foreign(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith("RAY_") or name.startswith(kept)}
 
 
+def store_folder() -> str:
+    """Where the object store of a node lies: in shared memory, or in a temporary folder where there is none."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else root_for_sockets(MAX_ROOT)
+
+
 class Node:
     """The processes of a Ray node, from construction on, and their folder: both are gone after `close`.
 
-    `options` are those of `ray start`, `settings` environment variables.
+    `options` are those of `ray start`, `settings` environment variables. Raises ConfigError if there is no folder.
     """
 
     def __init__(self, options: list[str], settings: Mapping[str, str]):
-        self.folder = folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700; Ray opens the one below it
-        labels = ",".join(f"{name}={version}" for name, version in versions().items())
+        root, store = root_for_sockets(MAX_ROOT), store_folder()
+        try:
+            self.folder = folder = Path(
+                tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root)
+            )  # mode 0700, unlike Ray's in it
+        except OSError as error:
+            fix = "make room there, or let TMPDIR name another"
+            raise ConfigError("node", root, f"no folder can be made there ({error.strerror})", fix) from error
+        options = [*options, f"--plasma-directory={store}"]
+        if store == root and not any(option.startswith("--object-store-memory") for option in options):
+            size = min(3 * free_memory() // 10, shutil.disk_usage(store).free // 2)  # Ray would look at /dev/shm
+            options.append(f"--object-store-memory={size}")
+        own = ",".join(f"{name}={value}" for name, value in labels().items())
         command = [sys.executable, "-c", RAY_START, "start", f"--temp-dir={folder / 'ray'}", "--disable-usage-stats"]
         places = os.getcwd(), os.environ.get("PYTHONPATH"), str(CHAPTERS)  # where actors find this code
         # A pipe of plain numbers: closed by `close` or by the end of this process, never by the garbage collector.
         stdin, self._pipe = os.pipe()
         self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, folder, *command, f"--labels={labels}", *options],
+            [sys.executable, "-I", "-S", guardian.__file__, folder, *command, f"--labels={own}", *options],
             stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True,
             env={**foreign(os.environ), **settings, "PYTHONPATH": os.pathsep.join(filter(None, places))},
         )  # fmt: skip
@@ -118,6 +135,13 @@ class Node:
                 is_ours = os.readlink(link).startswith(f"{self.folder}/")
                 if is_ours and os.getsid(int(link.parts[2])) != self._guardian.pid:
                     return True
+        return False
+
+    def was_given_up(self) -> bool:
+        """Whether the node has ended because the head could not reach it."""
+        with suppress(OSError):
+            log = (self.folder / "ray/session_latest/logs/raylet.out").read_text(errors="replace")
+            return "marked as dead by the GCS" in log
         return False
 
     def close(self) -> None:

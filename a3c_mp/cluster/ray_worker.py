@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from a3c_mp.errors import ConfigError
 from a3c_mp.processes.pool import Closing, Token
 from a3c_mp.processes.slots import Spec
 
@@ -33,7 +34,11 @@ class RayWorker(Closing):
         self.running: tuple[int, int] | None = None  # see `Memory.running`
         self.beats = 0
         self.reasons: list[str] = []  # why it could not be rebuilt
-        self.produce = target(self, *args)
+        self.refusal = ""  # why it cannot work on this node
+        try:
+            self.produce = target(self, *args)
+        except ConfigError as error:
+            self.refusal = str(error)
 
     def beat(self) -> None:
         self.beats += 1
@@ -45,16 +50,16 @@ class RayWorker(Closing):
 
     # ---- what the fleet calls, besides `close`
 
-    def heartbeats(self) -> tuple[int, int, str, list[str]]:
-        """(Heartbeats so far, process, node, why it could not be rebuilt), on a thread of its own."""
+    def heartbeats(self) -> tuple[int, int, str, list[str], str]:
+        """(Heartbeats so far, process, node, why it could not be rebuilt, or not work), on a thread of its own."""
         import ray
 
-        return self.beats, os.getpid(), ray.get_runtime_context().get_node_id(), self.reasons
+        return self.beats, os.getpid(), ray.get_runtime_context().get_node_id(), self.reasons, self.refusal
 
     def fill(self, token: Token, running: tuple[int, int] | None = None) -> tuple[Any, Any]:
         self.running = running
         self.beat()
-        return self.produce(token)
+        return (None, None) if self.refusal else self.produce(token)
 
 
 class Packer:

@@ -62,7 +62,8 @@ class Session:
                 self._node.close()
             raise
         finally:
-            signal.signal(signal.SIGTERM, on_sigterm)  # `ray.init` replaces it
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, on_sigterm)  # `ray.init` replaces it
         threading.Thread(target=self._watch_head, name="ray-watchdog", daemon=True).start()
         self.wait_for(lambda: bool(self.state.nodes))
         return self
@@ -145,6 +146,8 @@ class Session:
 
         self.ray = ray
         ray._private.worker.print_to_stdstream = lambda *args, **options: None  # the fleet says what is lost
+        self.ray._raylet.AuthenticationTokenLoader.instance().reset_cache()  # an earlier session had another token
+        logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # it warns in a thread, which has no signals
         if self._node is not None:
             self._address = self._node.wait_for_start()
         try:

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from a3c_mp._bootstrap import PARENT_VARIABLE, end_with_parent
-from a3c_mp.errors import Terminated
+from a3c_mp.errors import ConfigError, Terminated
 from a3c_mp.processes.prints import print_into, prints
 from a3c_mp.processes.watchdog import WARNINGS, Watchdog
 
@@ -171,6 +172,21 @@ def raise_terminated(signum: int, frame: FrameType | None) -> None:
     """Signal handler that unwinds the process; a second signal does not interrupt what is closed on the way."""
     signal.signal(signum, signal.SIG_IGN)
     raise Terminated
+
+
+def root_for_sockets(longest: int) -> str:
+    """A folder for temporary ones of Unix sockets: its path has `longest` bytes at most, as theirs have at most 107.
+
+    It is the one for temporary files, or another that is shorter and can be written. Raises ConfigError.
+    """
+    roots = ["/tmp", "/var/tmp", "/dev/shm"]
+    with suppress(OSError):  # there is none that can be written
+        roots.insert(0, tempfile.gettempdir())
+    for root in roots:
+        if len(os.fsencode(root)) <= longest and os.access(root, os.W_OK | os.X_OK):
+            return root
+    why = f"Unix sockets need a folder whose path has at most {longest} bytes; none of {', '.join(roots)} can be used"
+    raise ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), why, "let it name a folder that can be written")
 
 
 @contextmanager

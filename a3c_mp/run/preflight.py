@@ -37,6 +37,7 @@ STATS = 129  # numbers for each one of a wide observation in its statistics (`ob
 ENV_COPIES = 20  # of the vectors of an actor's environments: in their spaces (bounds), wrappers and steps
 WIDE = 10_000  # numbers of an observation that is the cause where memory is too small
 ACTIONS_OF = {Discrete: "from 0", MultiDiscrete: "from 0", Box: "of floating-point numbers"}  # those that can be used
+TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # the variable; torch makes the folder with the first optimizer
 TRACE_STEPS, TRACE_SECONDS = 100, 1.0  # of an environment, to see whether it repeats them
 FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
 """environment id -> (observation space, action space, layout of observations that are flattened) of `probe_env`"""
@@ -117,12 +118,21 @@ def check_system() -> None:
 
 
 def check_temporary_folder() -> None:
-    """Raise ConfigError if there is none that can be written: torch's optimizers need it, and nodes their sockets."""
+    """Raise ConfigError if there is none that can be written: torch's optimizers need it, and nodes their sockets.
+
+    Where the folder that is meant for torch cannot be made, torch gets one below it.
+    """
     try:
-        tempfile.gettempdir()
+        default = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     except OSError as error:
         fix = "let TMPDIR name a folder that can be written"
         raise ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), str(error.strerror), fix) from error
+    for folder in (os.environ.get(TORCH_FOLDER) or default, default):
+        with suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
+            os.environ[TORCH_FOLDER] = folder
+            return
+    raise ConfigError(TORCH_FOLDER, default, "it cannot be made", "let it name a folder that can be written")
 
 
 def check_processes(num_actors: int, others: int = 0, flag: str = "num-actors") -> None:

@@ -32,7 +32,15 @@ from a3c_mp.run.evaluation import Evaluation, Evaluator
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
-from a3c_mp.run.run_dir import changed_settings, claim_folder, describe_run, end_of, refuse_unwritable, write_json
+from a3c_mp.run.run_dir import (
+    changed_settings,
+    claim_folder,
+    describe_run,
+    discard_folder,
+    end_of,
+    refuse_unwritable,
+    write_json,
+)
 from a3c_mp.run.script import RECEIVED
 
 if TYPE_CHECKING:
@@ -182,10 +190,13 @@ class Run(RunState):
         self.metrics.close_files()
         prints.settle()
         self.metrics.display.close()
-        for level, line in end_lines(self, error):
+        is_kept = not isinstance(error, ConfigError) or self.steps or self.args.resume is not None
+        for level, line in end_lines(self, error) if is_kept else ():
             self.log.log(level, line)
         console.drain()
         self._cleanup.close()
+        if not is_kept:  # nothing was learned: the folder would be in the way of another start
+            discard_folder(self.folder)
         return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
 
     def finish(self, error: BaseException | None) -> None:

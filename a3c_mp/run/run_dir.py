@@ -9,10 +9,11 @@ import json
 import os
 import platform
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -67,6 +68,13 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
             lock.close()
             raise
     return folder, lock, warning
+
+
+def discard_folder(folder: Path) -> None:
+    """Remove the folder of a run, and the one that it is in if nothing else is there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.parent.rmdir()
 
 
 def check_new(args: CommonArgs, folder: Path) -> None:

@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import zmq
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.program import describe_program
-from a3c_mp.processes.spawn import temporary_folder
+from a3c_mp.processes.spawn import root_for_sockets, temporary_folder
 
 PROTOCOL = "2"  # of messages between nodes
 MAX_IPC_FOLDER = 77  # bytes; the path of a Unix socket can have 107
@@ -96,8 +95,7 @@ def local_endpoints(
 @contextmanager
 def ipc_folder() -> Iterator[Path]:
     """A temporary folder for Unix sockets, with mode 0700; removed at the end, also if this process is killed."""
-    root = tempfile.gettempdir()
-    with temporary_folder(root if len(root.encode()) <= MAX_IPC_FOLDER else "/tmp") as folder:
+    with temporary_folder(root_for_sockets(MAX_IPC_FOLDER)) as folder:
         yield folder
 
 

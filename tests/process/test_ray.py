@@ -200,6 +200,46 @@ def test_a_trainer_that_is_killed_leaves_nothing(scripts):
     assert not left
 
 
+TWICE = """
+import sys, threading
+import train_ray
+
+def run(name, *flags):
+    sys.argv[1:] = ["--env-id", "CartPole-v1", "--num-envs", "2", "--total-steps", "200", "--run-name", name, *flags]
+    print(name, "ends with", train_ray.main(), flush=True)
+
+if __name__ == "__main__":
+    run("first", "--num-actors", "1")
+    try:
+        run("refused", "--num-actors", "1", "--num-learners", "2")
+    except Exception as error:
+        print(error, flush=True)
+    (thread := threading.Thread(target=run, args=("second", "--num-actors", "2"))).start()
+    thread.join()
+"""
+
+
+@SLOW
+def test_several_runs_in_one_process_also_in_a_thread_and_after_one_that_is_refused(scripts):
+    """Ray keeps the token of the first cluster, and each has its own."""
+    (script := scripts.runs_dir / "twice.py").write_text(TWICE)
+    out, err = (process := scripts.start(str(script))).communicate(timeout=300)
+    assert (process.returncode, err) == (0, "")
+    assert [line for line in out.splitlines() if "ends with" in line] == ["first ends with 0", "second ends with 0"]
+    assert "num-learners=2: on Ray there is one" in out
+    assert not (scripts.runs_dir / "runs/refused").exists()
+
+
+@SLOW
+def test_a_scheduler_s_warning_to_all_processes_ends_a_run_with_a_checkpoint(scripts):
+    trainer = start_learning(scripts, RAY_IMPALA, *LONG)
+    for process in [*psutil.Process(trainer.pid).children(recursive=True), psutil.Process(trainer.pid)]:
+        process.send_signal(signal.SIGUSR1)
+    done = scripts.finish(trainer, "r", timeout=30)
+    assert (done.code, done.err) == (138, "")
+    assert done.state["steps"] == done.summary["steps"] > 0
+
+
 # ---- two nodes
 
 
@@ -208,9 +248,9 @@ def start_node(tmp_path, monkeypatch, scripts):
     """Starts nodes with `python -m a3c_mp.cluster`, with one place each; `start_node.address` is that of the head."""
     monkeypatch.setenv("A3C_MP_HOME", str(tmp_path / "home"))
 
-    def start(command):
+    def start(command, *flags):
         where = ["--port", start.address.partition(":")[2]] if command == "head" else [start.address]
-        node = scripts.start("a3c_mp.cluster", command, *where, "--num-cpus", "1")
+        node = scripts.start("a3c_mp.cluster", command, *where, "--num-cpus", "1", *flags)
         line = node.stdout.readline()
         assert "cluster at" in line, node.communicate()
         return node
@@ -237,6 +277,92 @@ def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, start_node
     done = end(scripts, trainer)
     assert done.code == 143
     assert done.config["args"]["address"] == start_node.address
+
+
+ODD = """
+import os
+import gymnasium
+import numpy as np
+
+class Odd(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (int(os.environ.get("SIZE", 4)),), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 20
+        return np.zeros(self.observation_space.shape, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(self.observation_space.shape, np.float32), 1.0, self.left == 0, False, {}
+
+gymnasium.register("Odd-v0", Odd)
+"""
+
+
+@SLOW
+def test_a_node_with_another_environment_is_refused_and_one_that_joins_later_is_not_used(
+    scripts, start_node, monkeypatch
+):
+    (scripts.runs_dir / "odd.py").write_text(ODD)
+    odd = [*LONG, "--env-id", "odd:Odd-v0", "--address", "auto"]
+    head = start_node("head", "--node-ports", "7600", "7640")
+    ports = {at.laddr.port for p in ray_of(head.pid, "") for at in p.net_connections() if at.status == "LISTEN"}
+    assert {7600, 7601} <= ports, "those of its raylet"
+    trainer = start_learning(scripts, RAY_IMPALA, *odd, "--num-actors", "1")
+    end(scripts, trainer)
+    monkeypatch.setenv("SIZE", "6")
+    other = start_node("join")
+    monkeypatch.delenv("SIZE")
+    refused = scripts.finish(scripts.train(RAY_IMPALA, *odd, name="refused"), "refused")
+    assert refused.code == 2
+    (line,) = refused.err.splitlines()
+    assert "this node cannot work in this run: env-id=odd:Odd-v0: its observations are Box(-1.0, 1.0, (6,)" in line
+    other.terminate()
+    other.wait(30)
+    trainer = scripts.train(RAY_IMPALA, *odd, name="later")
+    scripts.wait_for("later", "run.log:actor 1 waits for a node with a free CPU", trainer)
+    monkeypatch.setenv("SIZE", "6")
+    start_node("join")
+    scripts.wait_for("later", "run.log:which is not used: env-id=odd:Odd-v0", trainer)
+    monkeypatch.delenv("SIZE")
+    start_node("join")
+    scripts.wait_for("later", "run.log:actor 1 has found a place", trainer)
+
+
+@SLOW
+def test_a_second_head_leaves_the_first_ones_address_and_takes_its_place_at_its_end(scripts, start_node):
+    def found():
+        return scripts.start("a3c_mp.cluster", "status").communicate(timeout=60)[0].partition(":")[2].partition(":")[0]
+
+    first = start_node("head")
+    port = start_node.address.partition(":")[2]
+    refused = scripts.start("a3c_mp.cluster", "head", "--port", port)
+    assert (refused.communicate(timeout=60)[1].count("\n"), refused.returncode) == (1, 2)
+    start_node.address = f"127.0.0.1:{(other := free_port())}"
+    start_node("head")
+    assert found() == port
+    first.kill()
+    scripts.wait_until(lambda: found() == str(other), scripts.started[2])
+
+
+@SLOW
+def test_a_node_that_the_head_cannot_reach_says_so(scripts, start_node, cable):
+    """It is there for others at an address that only its own machine knows."""
+    start_node.address = f"10.231.7.1:{free_port()}"
+    start_node("head", "--host", "10.231.7.1")
+    cable("-n a3c-test link set lo up")
+    cable("-n a3c-test addr add 10.231.8.2/32 dev lo")
+    cable("route add blackhole 10.231.8.2/32")
+    try:
+        prefix = ["ip", "netns", "exec", "a3c-test"]
+        node = scripts.start("a3c_mp.cluster", "join", start_node.address, "--host", "10.231.8.2", prefix=prefix)
+        out, err = node.communicate(timeout=90)
+    finally:
+        cable("route del blackhole 10.231.8.2/32")
+    assert node.returncode == 2, (out, err)
+    assert "error: host=10.231.8.2: the head cannot connect to this node there and has given it up" in err
 
 
 @SLOW

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import A3C_DATA, APEX_DQN, EVERY_CHAPTER, IMPALA, ROOT, TASK, left_in_shm, row_id
+from harness import A3C_DATA, APEX_DQN, EVERY_CHAPTER, IMPALA, RAY_IMPALA, ROOT, TASK, left_in_shm, row_id
 
 from a3c_mp.run.checkpoint import list_checkpoints, load
 
@@ -34,6 +34,13 @@ exit $code
 """
 READ_ONLY_SHM = """
 mount -t tmpfs -o ro,size=4k,nr_inodes=1 tmpfs /dev/shm
+exec "$@"
+"""
+NO_SHM = """
+export TMPDIR=$PWD/a/path/of/folders/with/long/names/which/some/schedulers/make/for/each/of/their/jobs
+mkdir -p dev $TMPDIR && mount -t tmpfs tmpfs dev
+for name in null zero random urandom; do touch dev/$name; mount --bind /dev/$name dev/$name; done
+mount --rbind dev /dev
 exec "$@"
 """
 
@@ -84,7 +91,9 @@ def test_a_disk_that_is_full_for_a_while(chapter, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "chapter", [APEX_DQN, *(pytest.param(c, marks=pytest.mark.slow) for c in (A3C_DATA, IMPALA, TASK))], ids=row_id
+    "chapter",
+    [APEX_DQN, *(pytest.param(c, marks=pytest.mark.slow) for c in (A3C_DATA, IMPALA, TASK, RAY_IMPALA))],
+    ids=row_id,
 )
 def test_a_dev_shm_that_takes_nothing_is_not_needed(chapter, tmp_path):
     work = chapter.two_learners if chapter is IMPALA else ["--num-actors", "1"]
@@ -99,6 +108,14 @@ def test_a_dev_shm_that_takes_nothing_is_not_needed(chapter, tmp_path):
     summary = json.loads((tmp_path / "runs/r/summary.json").read_text())
     assert (summary["worker_restarts"], summary["evaluator_restarts"]) == (0, 0)
     assert summary["eval_count"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", [TASK, RAY_IMPALA], ids=row_id)
+def test_without_dev_shm_and_where_paths_of_temporary_files_are_too_long_for_sockets(chapter, tmp_path):
+    flags = [*chapter.flags, "--total-steps", "500", "--run-name", "r"]
+    done = in_namespace(NO_SHM, tmp_path, sys.executable, str(ROOT / chapter.script), *flags)
+    assert done.returncode == 0, done.stderr + done.stdout
 
 
 @pytest.mark.parametrize("chapter", [APEX_DQN, pytest.param(A3C_DATA, marks=pytest.mark.slow)], ids=row_id)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -29,7 +30,7 @@ from a3c_mp.config import bounds_of, check_ranges, flag_name
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.run.preflight import probe_env
+from a3c_mp.run.preflight import TORCH_FOLDER, check_temporary_folder, probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 from a3c_mp.wrappers import make_env
@@ -427,6 +428,19 @@ def test_no_temporary_folder_that_can_be_written(main, flags, refused, monkeypat
     assert line.startswith(
         "error: TMPDIR=/proc: No usable temporary directory found in ['/proc', '/sys']; let TMPDIR name a"
     )
+
+
+def test_a_folder_of_torch_that_cannot_be_made_is_replaced_or_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (file := tmp_path / "file").touch()
+    monkeypatch.setenv(TORCH_FOLDER, str(file))
+    check_temporary_folder()
+    default = tmp_path / f"torchinductor_{os.getuid()}"
+    assert os.environ[TORCH_FOLDER] == str(default)
+    default.rmdir()
+    default.touch()
+    with pytest.raises(ConfigError, match=f"^{TORCH_FOLDER}={default}: it cannot be made; let it name a folder that"):
+        check_temporary_folder()
 
 
 # ---- runs that are there

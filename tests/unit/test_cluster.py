@@ -1,9 +1,11 @@
 """Parts of chapter 7 without Ray, or with Ray as threads of this process."""
 
+import argparse
 import contextlib
 import itertools
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +27,7 @@ from nodes import free_port
 from torch import nn
 
 from a3c_mp.algorithms import apex, dqn
-from a3c_mp.algorithms.ray_trainer import check_store
+from a3c_mp.algorithms.ray_trainer import check_spaces, check_store
 from a3c_mp.cluster import __main__ as command
 from a3c_mp.cluster import access, guardian, node, parameters, remote_replay
 from a3c_mp.cluster import fleet as fleet_module
@@ -40,6 +42,7 @@ from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.replay import EnvStep, Writer
+from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.progress import Progress
 
 FRAME = (3, 2)
@@ -347,7 +350,7 @@ class Counting:
 
 
 def raising(error):
-    def mishap():
+    def mishap(*args, **options):
         raise error
 
     return mishap
@@ -532,6 +535,34 @@ def test_an_actor_that_hangs_at_its_start_is_killed_and_one_without_a_place_is_n
     assert {event.actor for event in fleets.said} == {number}
 
 
+@pytest.mark.parametrize("joined_later", [False, True], ids=["at the start", "joined later"])
+def test_a_node_that_differs_ends_the_run_at_its_start_and_is_not_used_later(fleets, joined_later):
+    fleets.session.state = ClusterState({"node": "10.0.0.2"})
+    differs = raising(ConfigError("env-id", "Odd-v0", "its actions are Discrete(3) there, Discrete(2) here"))
+    with fleets([differs], at_start=True, in_order=True) as fleet:
+        if joined_later:
+            fleet._first_nodes = frozenset()
+            assert [message.payload[:2] for message in take(fleet)] == [(0, 1), (1, 1)]
+        else:
+            with pytest.raises(
+                ConfigError, match=r"address=10.0.0.2: this node cannot work in this run: env-id=Odd-v0"
+            ):
+                take_for_ever(fleet)
+    said = ["cannot work on the node at 10.0.0.2, which is not used: env-id=Odd-v0: its actions are"] * joined_later
+    assert [text in event.text for event, text in zip(fleets.said, said, strict=True)] == [True] * joined_later
+    assert fleets.session.ray.selectors == [{"label_selector": {"ray.io/node-id": "!in(node)"}}] * joined_later
+    assert fleet.restarts == 0
+
+
+def test_an_actor_compares_its_spaces_with_those_of_the_trainer():
+    args, expected = SimpleNamespace(env_id="CartPole-v1", address="auto"), (Box(0, 1, (3,), np.float32), Discrete(2))
+    check_spaces(args, probe_env("CartPole-v1"))
+    check_spaces(args, None)
+    found = r"env-id=CartPole-v1: its observations are .*\(4,\), float32\) there, .*\(3,\), float32\) here; install the"
+    with pytest.raises(ConfigError, match=found):
+        check_spaces(args, expected)
+
+
 # ---- who may use a cluster
 
 
@@ -558,11 +589,31 @@ def test_tokens_and_addresses_are_for_their_owner_only(home):
     assert home.stat().st_mode & 0o777 == 0o700
     assert access.find_token(None, make=True).read_text() == token.read_text()
     (folder := home / "node").mkdir()
-    access.save_address(ClusterAddress("host:1", str(token)), SimpleNamespace(folder=folder))
+    access.save_address(cluster := ClusterAddress("host:1", str(token)), SimpleNamespace(folder=folder))
     assert {path.stat().st_mode & 0o777 for path in home.glob("ray_*")} == {0o600}
     assert access.find_cluster("auto", None) == ("host:1", str(token))
     folder.rmdir()
     assert access.read_address() is None, "the node has ended, or was killed"
+    assert access.save_address(cluster, SimpleNamespace(folder=home)) == cluster, "and is replaced"
+
+
+def test_a_second_cluster_does_not_replace_the_first_ones_address_while_that_answers(home, monkeypatch):
+    with access.socket.create_server(("127.0.0.1", 0)) as server:
+        first = ClusterAddress(f"127.0.0.1:{server.getsockname()[1]}", "token")
+        second, here = ClusterAddress("127.0.0.1:1", "token"), SimpleNamespace(folder=home)
+        assert access.save_address(first, here) == first
+        assert access.save_address(second, here) == first
+        with monkeypatch.context() as patch:
+            patch.setattr("socket.gethostname", lambda: "another")  # that has the same home folder
+            assert access.read_address() is None
+            assert access.save_address(second, here) == second
+        assert access.read_address() == first
+    assert access.save_address(second, here) == second == access.read_address()
+    monkeypatch.setattr("tempfile.mkstemp", raising(OSError(28, "No space left on device")))
+    with pytest.raises(
+        ConfigError, match=r"^folder=.*home: it cannot be written \(No space left on device\); make room"
+    ):
+        access.save_address(second, here)
 
 
 def make_token(mode):
@@ -573,6 +624,16 @@ NOTHING = "nothing answers there; give HOST:PORT of a head"
 REFUSED = {
     "head": (lambda home: home.write_text(""), "folder=HOME: it cannot be made (File exists); choose another with the"),
     "status": (lambda home: (home.mkdir(), home.chmod(0o750)), "folder=HOME: other users may use it; chmod go= "),
+    "head --host 127.0.0.5": (
+        lambda home: None,
+        "host=127.0.0.5: Ray listens on all addresses of this machine, not on 127.0.0.5 alone: it can bind one of",
+    ),
+    "head --host 0.0.0.0": (lambda home: None, "host=0.0.0.0: other nodes cannot connect to it; give an address of"),
+    "head --host 192.0.2.99": (lambda home: None, "host=192.0.2.99: it cannot be bound ([Errno 99]"),
+    "head --num-cpus 1 --node-ports 7000 7010": (
+        lambda home: None,
+        "node-ports=7000 7010: this node needs 18 ports; give a larger range",
+    ),
     "head --port 99999": (
         lambda home: None,
         "port=127.0.0.1:99999: it cannot be bound (bind(): port must be 0-65535.)",
@@ -638,6 +699,15 @@ sys.exit(command.main())
     assert not list(scripts.temporary.iterdir())
 
 
+def test_a_node_of_another_commit_is_a_warning(monkeypatch, capsys):
+    other = {**FREE, "nodes": [{**NODE, "versions": {"commit": "c0ffee"}}]}
+    monkeypatch.setattr(access, "_ask", lambda address, settings: CLOSED if "RAY_AUTH_TOKEN" in settings else other)
+    with access.socket.create_server(("127.0.0.1", 0)) as server:
+        access.check_cluster(ClusterAddress(f"127.0.0.1:{server.getsockname()[1]}", "secret"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"warning: address=\S+: its node at 10.0.0.2 has commit c0ffee, here \S+", line)
+
+
 CLOSED, NODE = {"error": "Unauthenticated"}, {"address": "10.0.0.2", "cpus": 1, "versions": {"torch": "1.0"}}
 FREE = {"free_cpus": 1, "nodes": [{**NODE, "versions": {}}]}
 ANSWERS = {
@@ -665,6 +735,37 @@ def test_too_little_shared_memory_for_the_object_store_is_found_before_the_start
     why = r"num-actors=2: the object store needs [\d,]+ MiB in .* free there; lower it"
     with pytest.raises(ConfigError, match=why):
         check_store(2**60, 2, str(tmp_path))
+
+
+@pytest.mark.parametrize("options", [[], ["--object-store-memory=1"]], ids=["of a size that is chosen", "of a size"])
+def test_without_shared_memory_the_object_store_lies_in_a_temporary_folder(monkeypatch, options):
+    commands = []
+    monkeypatch.setattr("os.access", lambda path, mode: path == "/tmp")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/var/lib/some/job/of/a/scheduler")  # too long for sockets
+    kept = SimpleNamespace(stdout=None)
+    popen = SimpleNamespace(Popen=lambda command, **settings: commands.append(command) or kept, PIPE=-1, DEVNULL=-3)
+    monkeypatch.setattr(node, "subprocess", popen)
+    os.close((made := Node(options, {}))._pipe)
+    made.folder.rmdir()
+    assert made.folder.parent == Path("/tmp")
+    assert "--plasma-directory=/tmp" in commands[0]
+    assert sum(str(part).startswith("--object-store-memory=") for part in commands[0]) == 1
+
+
+def test_a_node_that_the_head_cannot_reach_says_so(ray_node, home, monkeypatch, capsys):
+    (logs := ray_node.folder / "ray/session_latest/logs").mkdir(parents=True)
+    (logs / "raylet.out").write_text("it has mistakenly been marked as dead by the GCS: GCS failed to check the health")
+    monkeypatch.setattr(command, "Node", lambda options, settings: ray_node)
+    monkeypatch.setattr(ray_node, "wait_for_start", lambda: None)
+    (raylet,) = psutil.Process(ray_node._guardian.pid).children()
+    raylet.kill()
+    args = argparse.Namespace(num_cpus=1, node_ports=(7000, 7050))
+    with pytest.raises(ConfigError, match=r"host=10.0.0.2: the head cannot connect to this node there and has given"):
+        command.run_node(args, ClusterAddress("10.0.0.1:1", "token"), "10.0.0.2", [], "joined")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "warning: Ray listens on all addresses of this machine, not on 10.0.0.2 alone: close TCP 7000 to"
+    )
 
 
 # ---- nodes

@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task import endpoint as endpoint_module
+from a3c_mp.processes.spawn import root_for_sockets
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, make_key, read_key
 
 ADDRESS = "tcp://127.0.0.1:50515"
@@ -88,8 +88,14 @@ def test_tcp_needs_a_key_which_only_a_node_that_listens_makes(path):
 def test_the_folder_of_unix_sockets_is_for_its_owner_alone_and_goes_at_the_end(tmp_path, no_umask, monkeypatch):
     long = tmp_path / ("x" * 100)
     long.mkdir(mode=0o700)
-    monkeypatch.setattr(endpoint_module.tempfile, "gettempdir", lambda: str(long))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(long))
     with ipc_folder() as folder:
         assert mode_of(folder) == 0o700
         assert folder.parent != long, "the path of a socket in it is short enough"
     assert not folder.exists()
+    monkeypatch.setattr("os.access", lambda path, mode: path == "/dev/shm")
+    assert root_for_sockets(77) == "/dev/shm", "the only one that can be written"
+    with pytest.raises(
+        ConfigError, match=r"^TMPDIR.*: Unix sockets need a folder whose path has at most 7 bytes; none"
+    ):
+        root_for_sockets(7)

@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def ten_steps(run):
     with run:
         run.record_rollout(10, [], 0, 0)
     return run
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder_and_one_that_has_begun_does(args, capsys):
+    for steps in (0, 10):
+        with suppress(ConfigError), a_run(args) as run:
+            if steps:
+                run.record_rollout(steps, [], 0, 0)
+            raise ConfigError("node", "", "Ray cannot be started here")
+        assert run.folder.exists() == (steps > 0)
+        assert ("the last checkpoint is" in capsys.readouterr().out) == (steps > 0)
+        assert run.exit_code == 1
 
 
 def test_the_current_folder_has_its_name(args, tmp_path, monkeypatch):

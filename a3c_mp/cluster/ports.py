@@ -1,0 +1,79 @@
+"""Where a node listens: its address, its ports, and who else may reach them.
+
+Ray binds all of a node's ports on 127.0.0.1 alone, or on all addresses of the machine (`GrpcServer`, src/ray/rpc): it
+has no setting for a single other one. A change to it was taken back (https://github.com/ray-project/ray/pull/60012).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+
+from a3c_mp.cluster.node import LOOPBACK_HOST
+from a3c_mp.errors import ConfigError
+
+SERVICES = (
+    "node-manager-port", "object-manager-port", "runtime-env-agent-port", "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port", "metrics-export-port",
+)  # fmt: skip
+"""options of `ray start`; the ports after theirs are those of processes"""
+MORE_PROCESSES = 10  # parameter server, shards, trainer, and those that Ray keeps ready, besides two for each actor
+ALL = "Ray listens on all addresses of this machine"
+
+
+def check_host(host: str) -> str:
+    """Return the IPv4 address of a host. Raises ConfigError if it is not one at which other nodes reach this machine.
+
+    Ray would open all addresses of the machine for another one of loopback than 127.0.0.1.
+    """
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise ConfigError(
+            "host", host, f"it has no IPv4 address ({error.strerror})", "give one of this machine"
+        ) from error
+    if address != LOOPBACK_HOST and address.startswith("127."):
+        why = f"{ALL}, not on {address} alone: it can bind one of loopback, {LOOPBACK_HOST}"
+        raise ConfigError("host", host, why, "leave --host out")
+    if address == "0.0.0.0":
+        raise ConfigError("host", host, "other nodes cannot connect to it", "give an address of this machine")
+    check_port("host", host, address, 0, "give an address of this machine")
+    return address
+
+
+def own_host(address: str) -> str:
+    """The address of this machine from which it connects to HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # sends nothing
+        return probe.getsockname()[0]
+
+
+def check_port(what: str, given: object, host: str, port: int, fix: str) -> None:
+    """Raise ConfigError, about what was given, unless a port can be bound."""
+    try:
+        socket.create_server((host, port)).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(what, given, f"it cannot be bound ({error})", fix) from error
+
+
+def port_options(ports: tuple[int, int] | None, num_cpus: int | None) -> list[str]:
+    """Options of `ray start` for a range of ports. Raises ConfigError if it is too small, or a port is in use."""
+    if ports is None:
+        return []
+    first, last = ports
+    needed = len(SERVICES) + 2 * (os.cpu_count() or 1 if num_cpus is None else num_cpus) + MORE_PROCESSES
+    if last - first + 1 < needed or first < 1:
+        raise ConfigError("node-ports", f"{first} {last}", f"this node needs {needed} ports", "give a larger range")
+    for port in range(first, last + 1):
+        check_port("node-ports", port, "", port, "give a range of free ports")
+    services = [f"--{name}={first + number}" for number, name in enumerate(SERVICES)]
+    return [*services, f"--min-worker-port={first + len(SERVICES)}", f"--max-worker-port={last}"]
+
+
+def open_ports(args: argparse.Namespace, host: str) -> str:
+    """The line about a node that listens on more than its address."""
+    ports = [str(args.port)] if "port" in args else []
+    ports.append("{} to {}".format(*args.node_ports) if args.node_ports else "those of its choice (--node-ports)")
+    return f"{ALL}, not on {host} alone: close TCP {' and '.join(ports)} to strangers by a firewall; see docs/ray.md"
