@@ -136,6 +136,7 @@ def mib(pid: int) -> float:
 def run_row(args: Args, flags: list[str], row: str) -> Result:
     """Train for a while, under attack for as long, and again without."""
     folder, port = run_folder(args, f"attack-{row}").absolute(), free_port()
+    folder.parent.mkdir(parents=True, exist_ok=True)
     key_file = folder.parent / f"{folder.name}.key"
     address = f"tcp://127.0.0.1:{port}"
     place = [
