@@ -29,7 +29,7 @@ STRANGERS = 64  # most connections that have not joined; with one more, the olde
 STRANGER_BYTES = 64 * 2**10  # most that one of them may send
 STRANGER_SECONDS = 30.0  # longest time without joining; zmq itself ends a handshake after `HANDSHAKE_MS`
 FAULTS = 100  # malformed or unexpected messages of a node, until it is cut off
-AHEAD = 256  # most messages of a node that are read while others are discarded; each takes a KiB of memory
+AHEAD = 64  # most messages of a node that are read while others are discarded; each takes a KiB of memory
 READ_BYTES = 2**20  # most that the program reads in one go, if that is more than one message
 PERIOD, PERIOD_STRANGERS = 0.02, 0.005
 """seconds between two looks at the counters, and while some have not joined; one core decrypts 0.7 MB in 1 ms"""

@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 import zmq
@@ -15,6 +16,7 @@ from a3c_mp.task.sockets import Dialer, Frames, Listener
 from a3c_mp.task.wire import JOINED, LEFT, Message, WireError, decode, encode
 
 BATCH = 500  # most messages of a socket in one look
+ZERO_COPY_RECV = 10  # option of zmq: without it, no message holds the 8 KiB that it has arrived in
 LINGER_MS = 1500  # longest wait at the end for what is on its way
 
 
@@ -61,6 +63,9 @@ class Router:
         """Bind, or join node 0. Raises ConfigError for an invalid address or key, or if node 0 refuses or is silent."""
         key = self.endpoint.load_key()
         self._context = zmq.Context(io_threads=1 if key is None else 2)
+        if key is not None:
+            with suppress(zmq.ZMQError):  # a zmq without the option
+                self._context.set(ZERO_COPY_RECV, 0)
         try:
             self._open(key)
         except BaseException:
