@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import zmq
@@ -43,7 +44,12 @@ class Connection:
 
     def __init__(self, fd: int, port: int):
         # Stays this connection's after zmq has closed its own. (`socket.dup` would make both block.)
-        self.handle = socket.socket(fileno=os.dup(fd))
+        copy = os.dup(fd)
+        try:
+            self.handle = socket.socket(fileno=copy)
+        except OSError:  # no socket
+            os.close(copy)
+            raise
         if self.handle.family == socket.AF_UNIX or self.handle.getsockname()[1] != port:
             self.handle.close()
             raise OSError(errno.EBADF, "the connection has ended, and its number is another file's")
@@ -109,7 +115,8 @@ class LimitedListener(Listener):
         self.socket.curve_server = True
         self._authenticator = ThreadAuthenticator(context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(credentials_provider=_Only(key.public))
+        only_ours = SimpleNamespace(callback=lambda domain, public: public == key.public)  # whose secret key it proves
+        self._authenticator.configure_curve_callback(credentials_provider=only_ours)
         self._monitor = self.socket.get_monitor_socket(FAILED | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
         self._monitor_fd = self._monitor.FD
         super()._bind(context, address, key)
@@ -268,16 +275,6 @@ class LimitedListener(Listener):
             connection.handle.shutdown(socket.SHUT_RDWR)
         who = "a node of another machine" if connection.name else "a connection that has not joined"
         self.warnings.append((f"{who} was cut off", f"{connection.name} {why}".strip()))
-
-
-class _Only:
-    """Lets in who proves to have a certain public key's secret key."""
-
-    def __init__(self, public: bytes):
-        self.public = public
-
-    def callback(self, domain: str, public: bytes) -> bool:
-        return public == self.public
 
 
 def _size_on_wire(frames: Frames) -> int:

@@ -48,7 +48,7 @@ class Task:
         self._has_run = False
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
-        self.router.handle(SHARE, self._on_shared, [dict])
+        self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
         self.router.handle(FINISH, lambda sender, run: self._see_end())
         self.router.handle(JOINED, lambda sender: self._shared.update(dict.fromkeys(self._shared, b"")))
 
@@ -169,9 +169,6 @@ class Task:
                 self._shared[name], changed[name] = value, self._values[name]
         if changed:
             self.router.send(SHARE, changed)
-
-    def _on_shared(self, sender: str, values: dict[str, Any]) -> None:
-        self.parallel_ctx.update(values)
 
 
 def _match(patterns: Sequence[str], labels: Sequence[str]) -> bool:

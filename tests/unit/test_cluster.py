@@ -705,7 +705,7 @@ def test_a_node_of_another_commit_is_a_warning(monkeypatch, capsys):
     with access.socket.create_server(("127.0.0.1", 0)) as server:
         access.check_cluster(ClusterAddress(f"127.0.0.1:{server.getsockname()[1]}", "secret"))
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"warning: address=\S+: its node at 10.0.0.2 has commit c0ffee, here \S+", line)
+    assert re.fullmatch(r"warning: address=\S+: its node at 10.0.0.2 has commit c0ffee instead of \S+", line)
 
 
 CLOSED, NODE = {"error": "Unauthenticated"}, {"address": "10.0.0.2", "cpus": 1, "versions": {"torch": "1.0"}}
@@ -716,7 +716,7 @@ ANSWERS = {
     "silent": ((FREE, {"error": "Deadline"}), "the cluster does not clearly refuse a wrong token"),
     "no head": (({"error": "Deadline"}, CLOSED), "the head does not answer (Deadline)"),
     "no place": (({**FREE, "free_cpus": 0}, CLOSED), "it has no CPU free; add a node"),
-    "other torch": (({**FREE, "nodes": [NODE]}, CLOSED), "its node at 10.0.0.2 has torch 1.0, here "),
+    "other torch": (({**FREE, "nodes": [NODE]}, CLOSED), "its node at 10.0.0.2 has torch 1.0 instead of "),
 }
 
 
