@@ -28,6 +28,7 @@ from a3c_mp.task.sockets import FAILED, Frames, Listener
 
 STRANGERS = 64  # most connections that have not joined; with one more, the oldest is shut down
 STRANGER_BYTES = 64 * 2**10  # most that one of them may send
+TOO_MUCH = f"it has sent more than {STRANGER_BYTES // 2**10} KiB without joining"
 STRANGER_SECONDS = 30.0  # longest time without joining; zmq itself ends a handshake after `HANDSHAKE_MS`
 FAULTS = 100  # malformed or unexpected messages of a node, until it is cut off
 AHEAD = 256  # most messages of a node that are read while others are discarded; each takes a KiB of memory
@@ -159,7 +160,7 @@ class LimitedListener(Listener):
             connection, token, frames = message
             connection.read, connection.ahead = connection.read + (size := _size_on_wire(frames)), 0
             if not connection.name and connection.read > STRANGER_BYTES:
-                self._cut_stranger(connection)
+                self._cut(connection, TOO_MUCH)
             if not connection.is_cut:
                 most -= size
                 yield token, frames
@@ -244,18 +245,12 @@ class LimitedListener(Listener):
         room, now = self.endpoint.max_waiting - sum(waiting.values()), time.monotonic()
         self._is_full, limit = room < 0, max(room // 2, STRANGER_BYTES)
         for each, size in waiting.items():
-            if each.is_cut:
-                continue
             if each.name and size > limit:
-                why = f"{size // 2**10:,} KiB wait, more than it may send at once, or leave unread"
+                self._cut(each, f"{size // 2**10:,} KiB wait, more than it may send at once, or leave unread")
             elif not each.name and each.counters()[1] > STRANGER_BYTES:
-                self._cut_stranger(each)
-                continue
+                self._cut(each, TOO_MUCH)
             elif not each.name and now - each.since > STRANGER_SECONDS:
-                why = f"it has not joined within {STRANGER_SECONDS:g} s"
-            else:
-                continue
-            self._cut(each, why)
+                self._cut(each, f"it has not joined within {STRANGER_SECONDS:g} s")
         if self._must_discard or self._is_full:
             self._must_discard = False
             for message in self._arrived(DISCARD_SECONDS):
@@ -264,10 +259,8 @@ class LimitedListener(Listener):
                 if message[0].ahead > AHEAD:
                     self._cut(message[0], f"more than {AHEAD} of its messages wait")
 
-    def _cut_stranger(self, connection: Connection) -> None:
-        self._cut(connection, f"it has sent more than {STRANGER_BYTES // 2**10} KiB without joining")
-
     def _cut(self, connection: Connection, why: str) -> None:
+        """Shut a connection down, unless that has been done; what it has sent is discarded from now on."""
         if connection.is_cut:
             return
         connection.is_cut = self._must_discard = True
