@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,7 @@ class Run(RunState):
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
         self.failed = self.unsaved = self._finished = False
+        self._made_runs_dir = not os.path.exists(args.runs_dir)
         self.folder, lock, note = claim_folder(args, algorithm)
         with ExitStack() as cleanup, refuse_unwritable(args, self.folder):
             cleanup.callback(lock.close)  # here if there is an error
@@ -194,9 +196,9 @@ class Run(RunState):
         for level, line in end_lines(self, error) if is_kept else ():
             self.log.log(level, line)
         console.drain()
-        self._cleanup.close()
         if not is_kept:  # nothing was learned: the folder would be in the way of another start
-            discard_folder(self.folder)
+            discard_folder(self.folder, self._made_runs_dir)
+        self._cleanup.close()
         return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
 
     def finish(self, error: BaseException | None) -> None:

@@ -70,11 +70,12 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
     return folder, lock, warning
 
 
-def discard_folder(folder: Path) -> None:
-    """Remove the folder of a run, and the one that it is in if nothing else is there."""
+def discard_folder(folder: Path, with_runs_dir: bool) -> None:
+    """Remove the folder of a run that holds its lock, and the one for runs unless something else is there."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        folder.parent.rmdir()
+        if with_runs_dir:
+            folder.parent.rmdir()
 
 
 def check_new(args: CommonArgs, folder: Path) -> None:
