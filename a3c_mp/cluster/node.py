@@ -94,9 +94,7 @@ class Node:
     def __init__(self, options: list[str], settings: Mapping[str, str]):
         root, store = root_for_sockets(MAX_ROOT), store_folder()
         try:
-            self.folder = folder = Path(
-                tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root)
-            )  # mode 0700, unlike Ray's in it
+            self.folder = folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root))  # 0700, unlike Ray's in it
         except OSError as error:
             fix = "make room there, or let TMPDIR name another"
             raise ConfigError("node", root, f"no folder can be made there ({error.strerror})", fix) from error

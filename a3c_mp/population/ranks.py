@@ -69,19 +69,16 @@ def _find_others(connect: Callable[[], object], rank: int, size: int, seconds: f
         except Exception as error:  # raised below
             errors.append(error)
 
-    thread, start, told = threading.Thread(target=work, daemon=True), time.monotonic(), False
+    thread, start, is_reported = threading.Thread(target=work, daemon=True), time.monotonic(), False
     thread.start()
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     while thread.is_alive():
         thread.join(0.2)
         waited = time.monotonic() - start
-        if waited > TELL_SECONDS and not told:
-            told = True
-            print(
-                f"rank {rank} waits for the other {size - 1} (WORLD_SIZE={size}) at {where}",
-                file=sys.stderr,
-                flush=True,
-            )
+        if waited > TELL_SECONDS and not is_reported:
+            is_reported = True
+            text = f"rank {rank} waits for the other {size - 1} (WORLD_SIZE={size}) at {where}"
+            print(text, file=sys.stderr, flush=True)
         if waited > seconds and thread.is_alive():
             fix = "start all ranks by one command: accelerate launch --multi_gpu --num_processes 2; or unset WORLD_SIZE"
             why = f"rank {rank} has waited {seconds:g} s for the other {size - 1} at {where} (--hang-seconds)"

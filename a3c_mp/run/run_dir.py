@@ -27,11 +27,7 @@ from a3c_mp.config import FORMAT, PLACE, CommonArgs, check_name, flag_name, has_
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.program import git_commit
 
-OF_A_START = (
-    "config.json",
-    "events.out.tfevents.*",
-    "tracker_id",
-)  # files of a run that another start does not replace
+OF_A_START = "config.json", "events.out.tfevents.*", "tracker_id"  # files that another start does not replace
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # what file systems answer that cannot sync a folder
 
 
