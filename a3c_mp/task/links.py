@@ -26,7 +26,7 @@ class RateLimitedLog:
         self._counts: Counter[str] = Counter()
 
     def warning(self, text: str, detail: object = "") -> None:
-        """Count a warning; the detail may be in the words of another node, and is shortened to one line."""
+        """Count a warning. What differs each time, such as the words of another node, is its `detail`, in one line."""
         self._counts[text] += 1
         if (total := self._counts[text]).bit_count() == 1:
             self._log.warning(f"{text} ({total} so far)" + (f": {str(detail)!r:.200}" if detail else ""))

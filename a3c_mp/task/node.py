@@ -97,7 +97,7 @@ class Node(Closing):
                 if message.event in self._handlers:
                     self._call_handlers(message)
                 elif message.event not in (JOINED, LEFT) and (dropped := self._mailbox.add(message)) is not None:
-                    self.log.warning(f"too many events {dropped[:80]!r} without a handler; the oldest are dropped")
+                    self.log.warning("too many events without a handler; the oldest are dropped", dropped)
         return bool(arrived)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:

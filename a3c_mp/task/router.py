@@ -59,7 +59,7 @@ class Hub(Router):
         try:
             link.port.send(token, frames)
         except zmq.Again:
-            self.log.warning(f"{link.name} does not read; dropped with what waited for it")
+            self.log.warning("a node does not read; dropped with what waited for it", link.name)
             self._end(token)
             self._dropped[token] = link.port
 
