@@ -62,14 +62,9 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
 
 
 def make_play_envs(
-    env_id: str,
-    episodes: int,
-    *,
-    seed: int,
-    num_envs: int = NUM_ENVS,
-    heartbeats: Heartbeats = UNWATCHED,
+    env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS, heartbeats: Heartbeats = UNWATCHED,
     actor: int = OUTSIDE,
-) -> VectorEnv:
+) -> VectorEnv:  # fmt: skip
     """Make the environments for `play_episodes`, at most as many as episodes, and seed what they may draw from."""
     seed_global_generators(seed)
     return make_vec_env(env_id, min(num_envs, episodes), seed=seed, heartbeats=heartbeats, actor=actor)

@@ -6,8 +6,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -88,11 +87,9 @@ def local_endpoints(
     return [hub, *(Endpoint(n, dials=address, labels=labels[n], **common) for n in range(1, len(labels)))]
 
 
-@contextmanager
-def ipc_folder() -> Iterator[Path]:
+def ipc_folder() -> AbstractContextManager[Path]:
     """A temporary folder for Unix sockets, with mode 0700; removed at the end, also if this process is killed."""
-    with temporary_folder(root_for_sockets(MAX_IPC_FOLDER)) as folder:
-        yield folder
+    return temporary_folder(root_for_sockets(MAX_IPC_FOLDER))
 
 
 def is_tcp(address: str) -> bool:

@@ -148,7 +148,7 @@ class LimitedListener(Listener):
         if token in self._by_token:
             self._by_token[token].allowance = size
 
-    def blame(self, token: bytes) -> None:
+    def record_fault(self, token: bytes) -> None:
         if (connection := self._by_token.get(token)) is not None:
             connection.faults += 1
             if connection.faults > FAULTS:

@@ -114,12 +114,12 @@ class Router:
                 if link.name == name:
                     link.port.allow(token, size)
 
-    def blame(self, name: str) -> None:
+    def record_fault(self, name: str) -> None:
         """Count a message of a node that is malformed or was not expected; one that sends many is cut off."""
         with self._lock:
             for token, link in self._links.items():
                 if link.name == name:
-                    link.port.blame(token)
+                    link.port.record_fault(token)
 
     def _open(self, key: KeyPair | None) -> None:
         """Bind, or connect."""
@@ -147,7 +147,7 @@ class Router:
             except (WireError, ValueError, TypeError, zmq.Again) as error:
                 text = "message from a node that has not joined dropped" if sender is None else "message dropped"
                 self.log.warning(text, error if sender is None else f"{sender}: {error}")
-                port.blame(token)
+                port.record_fault(token)
         return have_read_all
 
     def _check_event(self, port: Any, event: str) -> None:

@@ -128,7 +128,7 @@ class Node(Closing):
             self._ended_run = max(self._ended_run, run)
             self.finishing = self._ended_run >= max(self._run, 1)
         else:
-            self.router.blame(sender)
+            self.router.record_fault(sender)
 
     def _call_handlers(self, message: Message) -> None:
         sender, event, args = message
@@ -139,7 +139,7 @@ class Node(Closing):
                 handler(sender, *args)
         except WireError as error:
             self.log.warning(f"malformed message {event} dropped", f"{sender}: {error}")
-            self.router.blame(sender)
+            self.router.record_fault(sender)
 
 
 class FirstNode(Node):

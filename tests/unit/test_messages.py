@@ -495,3 +495,14 @@ def test_what_a_node_may_have_waiting_is_allowed_to_it(listening, net, tape):
     for message in net.take(hub, 3):
         assert torch.equal(message.args[0], rollout)
     assert not tape.messages
+
+
+@pytest.mark.parametrize("other", [os.pipe, lambda: [each.detach() for each in socket.socketpair()]])
+def test_the_number_of_a_connection_that_has_ended_may_be_another_file_s(other):
+    numbers, files = other(), "/proc/self/fd"
+    before = os.listdir(files)
+    with pytest.raises(OSError):  # noqa: PT011
+        limits_module.Connection(numbers[0], port=1)
+    assert os.listdir(files) == before
+    for number in numbers:
+        os.close(number)
