@@ -136,13 +136,9 @@ class EvaluatorProcess:
         # The start of a process would move a net into /dev/shm, and bytes not. New values pass through `weights`.
         shared = args, pickle.dumps(net), make_policy, self.weights, self.results
         options = WorkerOptions(
-            slots_per_worker=1,
-            max_restarts=args.max_restarts,
-            hang_seconds=args.hang_seconds,
-            versions=[self.weights.version + 1],  # the first snapshot, with which the process starts
-            name="evaluator",
-            niceness=NICENESS,
-        )
+            name="evaluator", niceness=NICENESS, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            slots_per_worker=1, versions=[self.weights.version + 1],  # the first snapshot starts the process
+        )  # fmt: skip
         self.workers = Workers(evaluator, 1, shared, options=options, on_restart=on_restart)
         self._is_started, self._next_look = False, 0.0
 

@@ -268,7 +268,7 @@ def _check_importable(main: Callable[..., Any]) -> None:
         why, fix = "other processes cannot import a function inside of another one", "define it in a module or script"
     elif getattr(main, "__module__", "") == "__main__" and (script is None or not Path(script).is_file()):
         why, fix = "other processes import it, and it stands in no file", "write a script"
-    elif getattr(main, "__module__", "") == "__main__" and "__name__" not in Path(script or "").read_text():
+    elif getattr(main, "__module__", "") == "__main__" and b"__name__" not in Path(script or "").read_bytes():
         why = f"other processes import it from {script}, which would start nodes again"
         fix = 'call runner below `if __name__ == "__main__":`'
     if why:
