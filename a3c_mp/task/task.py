@@ -145,9 +145,7 @@ class Task:
 
     def _check_filter(self, patterns: Sequence[str]) -> None:
         """Refuse a filter that no node of the task can match."""
-        known, given = self.router.known_labels, ", ".join(patterns)
-        if not known and not self.router.is_active:
-            known = self.labels
+        known, given = self.router.known_labels if self.router.is_active else self.labels, ", ".join(patterns)
         if not known or _match(patterns, (*known, *MODES)):
             return
         if not self.router.others_may_join:
