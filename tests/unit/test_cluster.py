@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import itertools
 import math
 import os
@@ -819,6 +820,21 @@ def test_a_node_that_cannot_be_started_is_a_line_and_leaves_nothing(monkeypatch)
         failed.wait_for_start()
     failed.close()
     assert not failed.folder.exists()
+
+
+def test_a_node_whose_process_the_machine_refuses_is_a_line_and_leaves_nothing(monkeypatch, tmp_path):
+    def refuse(*args, **settings):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    node.labels()  # they are kept, and found by a process
+    monkeypatch.setattr(node.subprocess, "Popen", refuse)
+    monkeypatch.setattr(node, "root_for_sockets", lambda longest: str(tmp_path))
+    files = os.listdir("/proc/self/fd")
+    with pytest.raises(
+        ConfigError, match=r"^node: Ray cannot be started here \(Resource temporarily unavailable\); raise"
+    ):
+        Node([], {})
+    assert (os.listdir("/proc/self/fd"), os.listdir(tmp_path)) == (files, [])
 
 
 @pytest.mark.parametrize("end", ["after some time", "by a second signal"])
