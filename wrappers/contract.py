@@ -128,9 +128,8 @@ def check_contract(env: gymnasium.Env) -> None:
             try:
                 inspect.signature(each.reset).bind(**keywords)
             except TypeError as error:
-                raise BrokenContract(
-                    f"{error} of reset(), gymnasium's API has reset(*, seed=None, options=None)"
-                ) from None
+                api = "gymnasium's API has reset(*, seed=None, options=None)"
+                raise BrokenContract(f"{error} of reset(), {api}") from None
     checked = CheckedEnv(env)
     for last in (False, True):
         obs, info = checked.reset() if last else checked.reset(seed=0)  # as in the middle of a run, and as at its start

@@ -57,9 +57,8 @@ def _check_parts(space: Space, env_id: str) -> None:
     for path, part, _ in leaves(space):
         at = f" under {path!r}" if path else ""
         if not isinstance(part, Box | Discrete | MultiBinary | MultiDiscrete):
-            raise UnsupportedEnv(
-                f"{env_id} has observations of type {type(part).__name__}{at}, which have no fixed size"
-            )
+            kind = type(part).__name__
+            raise UnsupportedEnv(f"{env_id} has observations of type {kind}{at}, which have no fixed size")
         shape = part.shape or ()  # of an image, either the first or the last axis has the channels
         if part.dtype == np.uint8 and len(shape) == 3 and sorted(shape)[1] >= SMALLEST_IMAGE:
             raise UnsupportedEnv(f"{env_id} has images {shape}{at}; only an image alone, a Box, is supported")
@@ -69,9 +68,7 @@ def _channel_axis(shape: tuple[int, ...]) -> int:
     """Axis of the channels in images of this shape, 0 or 2: the shorter one."""
     first, _, last = shape
     if first == last and min(shape) >= SMALLEST_IMAGE:
-        raise UnsupportedEnv(
-            f"observations are images {shape}; it is ambiguous whether they have channels first or last"
-        )
+        raise UnsupportedEnv(f"observations are images {shape}, which may have their channels first or last")
     return 2 if last < first else 0
 
 

@@ -50,7 +50,7 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
             net = make_actor_critic(*probe_env(theirs.env_id), theirs.net_spec)
             _, differs = differences(layout_of(theirs.env_id, net), router.greeting["layout"])
             if differs:
-                router.leave_unfit(f"it has {differs}")
+                router.report_unfit(f"it has {differs}")
             if router.differs:
                 log.warning(f"this node has {router.differs}; as a rule that makes no difference")
             log.info(f"{number} {args.role}{'s' * (number > 1)} for the task on {theirs.env_id} at {args.attach_to}")

@@ -24,9 +24,9 @@ from a3c_mp.task.node import REPORT_NAME, REPORT_RESULT, FirstNode, Node
 from a3c_mp.task.wire import JOINED, LEFT, WireError
 
 EVALUATOR_READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.played"
-FROM_EVALUATORS = EVALUATOR_READY, PLAYED
 """events: of an evaluator that has started (host name), to it (number, state_dict), of it (number, returns,
 lengths, sha256)"""
+FROM_EVALUATORS = EVALUATOR_READY, PLAYED
 
 
 class NodeEvaluator:
@@ -111,7 +111,7 @@ class NodeEvaluator:
 
     def _on_played(self, sender: str, number: int, returns: list[float], lengths: list[int], sha256: str) -> None:
         if sender != self._name or number != self._number or not self._state:
-            self.node.router.blame(sender)
+            self.node.router.record_fault(sender)
             return  # the snapshot has gone to another evaluator meanwhile
         is_complete = len(returns) == len(lengths) == self.run.args.eval_episodes
         are_valid = all(type(length) is int and 0 < length < 2**63 for length in lengths)
@@ -129,8 +129,8 @@ class EvaluatorChannel:
         self._snapshot: tuple[int, dict[str, Tensor]] | None = None
         self._number = 0
         node.handle(PLAY, self._on_play, [int, dict])
-        node.handle(JOINED, self._say_ready)  # again, after the connection was lost
-        self._say_ready()
+        node.handle(JOINED, self._report_ready)  # again, after the connection was lost
+        self._report_ready()
 
     def take(self) -> ActorCritic | None:
         """Wait for a snapshot, and return the net with its weights; None if the task ends."""
@@ -150,7 +150,7 @@ class EvaluatorChannel:
     def _on_play(self, sender: str, number: int, state: dict[str, Tensor]) -> None:
         self._snapshot = number, state
 
-    def _say_ready(self, sender: str = "") -> None:
+    def _report_ready(self, sender: str = "") -> None:
         self._snapshot = None
         self.node.report(REPORT_NAME, "evaluator")
         self.node.send(EVALUATOR_READY, socket.gethostname())

@@ -65,10 +65,9 @@ def check_roles(args: RoleArgs) -> RoleArgs:
         if is_refused:
             raise ConfigError(flag, getattr(args, flag.replace("-", "_")), why, fix)
 
-    refuse(
-        "role", attaches and args.role == "learner", "the task to join has its learner", "use collector, or evaluator"
-    )
-    refuse("role", not attaches and args.role != "learner", "the task would have no learner", "add --attach-to")
+    is_learner = args.role == "learner"
+    refuse("role", attaches and is_learner, "the task to join has its learner", "use collector, or evaluator")
+    refuse("role", not attaches and not is_learner, "the task would have no learner", "add --attach-to")
     for flag, is_given in (("listen", listens), ("attach-to", attaches)):
         refuse(flag, args.standalone and is_given, "a standalone task is one process", "leave --standalone out")
     refuse("attach-to", listens and attaches, "a node that joins does not listen", "leave --listen out")
@@ -77,10 +76,9 @@ def check_roles(args: RoleArgs) -> RoleArgs:
     refuse("key-file", nothing_joins and has_key, "nothing is on TCP", "add --listen or --attach-to, or leave it out")
     has_places = args.remote_actors != RoleArgs.remote_actors
     refuse("remote-actors", nothing_joins and has_places, "no node can join", "add --listen, or leave it out")
-    refuse(
-        "async-mode", args.async_mode and not args.standalone, "nodes run beside each other anyway", "add --standalone"
-    )
-    in_order, fix = args.deterministic, "leave --deterministic out"
+    is_apart, in_order = not args.standalone, args.deterministic
+    refuse("async-mode", args.async_mode and is_apart, "nodes run beside each other anyway", "add --standalone")
+    fix = "leave --deterministic out"
     refuse("async-mode", in_order and args.async_mode, "threads have no fixed order", fix)
     refuse("listen", in_order and listens, "who joins, and when, has no fixed order", fix)
     if args.listen is not None:

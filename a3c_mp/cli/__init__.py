@@ -117,9 +117,8 @@ def _print_help(parser: argparse.ArgumentParser) -> NoReturn:
 def _check_class(args_class: Any) -> None:
     """Refuse settings of a chapter of one's own that would have no effect. Raises ConfigError."""
     if "__dataclass_params__" not in vars(args_class):
-        raise ConfigError(
-            args_class.__name__, "", "its settings have no effect", "put @dataclass(frozen=True) above it"
-        )
+        fix = "put @dataclass(frozen=True) above it"
+        raise ConfigError(args_class.__name__, "", "its settings have no effect", fix)
     for field in dataclasses.fields(args_class):
         if (value := vars(args_class).get(field.name, field.default)) is not field.default:
             fix = f"write {field.name}: {getattr(field.type, '__name__', field.type)} = {value!r}"
@@ -185,9 +184,8 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         content = json.loads(path.read_text())
         saved = dict(content["args"])
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(
-            "resume", folder, "there is no run in this folder", "name a run folder, runs/<name>"
-        ) from None
+        fix = "name a run folder, runs/<name>"
+        raise ConfigError("resume", folder, "there is no run in this folder", fix) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
     if why := format_error(path, content.get("format")):

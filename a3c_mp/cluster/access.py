@@ -18,11 +18,11 @@ from typing import Any
 
 from a3c_mp.cluster.node import ClusterAddress, Node, environment, foreign, labels
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.program import MUST_AGREE
+from a3c_mp.processes.program import MUST_AGREE, differences
 
 HOME_VARIABLE, ADDRESSES = "A3C_MP_HOME", "ray_cluster.json"
 CONNECT_SECONDS, PROBE_SECONDS = 2.0, 20.0
-RAY_AGREES = {"ray": 9, "python": 2}  # see `MUST_AGREE`
+MUST_AGREE_ON_RAY = {**MUST_AGREE, "ray": 9, "python": 2}
 REFUSALS = ("unauthenticated", "authentication token", "permission_denied")  # words of Ray's errors
 
 # It needs a process of its own, because Ray reads the token once in each process.
@@ -161,17 +161,13 @@ def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: i
         raise refuse(why, "start it with python -m a3c_mp.cluster head, or accept it with --insecure-cluster")
     own = labels()
     for node in answer["nodes"]:
-        fatal, harmless = list[str](), list[str]()
-        for name, theirs in node["versions"].items():
-            here, numbers = own.get(name, theirs), {**MUST_AGREE, **RAY_AGREES}.get(name, 0)
-            if theirs != here:
-                agrees = theirs.split(".")[:numbers] == here.split(".")[:numbers]
-                (harmless if agrees else fatal).append(f"{name} {theirs}, here {here}")
+        known = {**own, **node["versions"]}  # a node that was started otherwise does not tell its versions
+        fatal, harmless = differences(known, own, MUST_AGREE_ON_RAY)
         where = f"its node at {node['address']} has"
         if fatal:
-            raise refuse(f"{where} {'; '.join(fatal)}", "install the same versions")
+            raise refuse(f"{where} {fatal}", "install the same versions")
         if harmless:
-            print(f"warning: address={cluster.address}: {where} {'; '.join(harmless)}", file=sys.stderr, flush=True)
+            print(f"warning: address={cluster.address}: {where} {harmless}", file=sys.stderr, flush=True)
     if num_actors and answer["free_cpus"] < 1:
         raise refuse("it has no CPU free", "add a node (python -m a3c_mp.cluster join), or end other runs")
     return answer

@@ -43,7 +43,7 @@ def parent_has_ended(seconds: float) -> bool:
     return bool(select.select([0], [], [], seconds)[0])
 
 
-def say(line: object) -> None:
+def report(line: object) -> None:
     with suppress(OSError):
         print(line, flush=True)
 
@@ -61,12 +61,12 @@ def main(folder: Path, command: list[str]) -> None:
     with suppress(OSError):  # a kernel without autogroups; not before, as a busy machine makes the start slow anyway
         Path("/proc/self/autogroup").write_text(str(NICENESS))
     node = {pid for pid, name in children().items() if name in MAIN_PROCESSES}
-    say(start.returncode)
+    report(start.returncode)
     while not parent_has_ended(POLL_SECONDS):
         with suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 if pid in node:
-                    say("ended")
+                    report("ended")
     while left := children():  # those of the killed ones are next
         for pid in left:
             os.kill(pid, signal.SIGKILL)

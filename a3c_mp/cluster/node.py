@@ -88,15 +88,13 @@ def store_folder() -> str:
 class Node:
     """The processes of a Ray node, from construction on, and their folder: both are gone after `close`.
 
-    `options` are those of `ray start`, `settings` environment variables. Raises ConfigError if there is no folder.
+    `options` are those of `ray start`, `settings` environment variables. Raises ConfigError if it cannot be started.
     """
 
     def __init__(self, options: list[str], settings: Mapping[str, str]):
         root, store = root_for_sockets(MAX_ROOT), store_folder()
         try:
-            self.folder = folder = Path(
-                tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root)
-            )  # mode 0700, unlike Ray's in it
+            self.folder = folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root))  # 0700, unlike Ray's in it
         except OSError as error:
             fix = "make room there, or let TMPDIR name another"
             raise ConfigError("node", root, f"no folder can be made there ({error.strerror})", fix) from error
@@ -109,12 +107,19 @@ class Node:
         places = os.getcwd(), os.environ.get("PYTHONPATH"), str(CHAPTERS)  # where actors find this code
         # A pipe of plain numbers: closed by `close` or by the end of this process, never by the garbage collector.
         stdin, self._pipe = os.pipe()
-        self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, folder, *command, f"--labels={own}", *options],
-            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True,
-            env={**foreign(os.environ), **settings, "PYTHONPATH": os.pathsep.join(filter(None, places))},
-        )  # fmt: skip
-        os.close(stdin)
+        try:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-I", "-S", guardian.__file__, folder, *command, f"--labels={own}", *options],
+                stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True,
+                env={**foreign(os.environ), **settings, "PYTHONPATH": os.pathsep.join(filter(None, places))},
+            )  # fmt: skip
+        except OSError as error:
+            os.close(self._pipe)
+            folder.rmdir()
+            fix = "raise the limit on processes (ulimit -u), or free memory"
+            raise ConfigError("node", "", f"Ray cannot be started here ({error.strerror})", fix) from error
+        finally:
+            os.close(stdin)
         self._output: Any = self._guardian.stdout
 
     def wait_for_start(self) -> str:

@@ -29,10 +29,9 @@ def check_host(host: str) -> str:
     """
     try:
         address = socket.gethostbyname(host)
-    except OSError as error:
-        raise ConfigError(
-            "host", host, f"it has no IPv4 address ({error.strerror})", "give one of this machine"
-        ) from error
+    except (OSError, UnicodeError) as error:  # the latter: it is no name of a host
+        why = f"it has no IPv4 address ({getattr(error, 'strerror', None) or error})"
+        raise ConfigError("host", host, why, "give one of this machine") from error
     if address != LOOPBACK_HOST and address.startswith("127."):
         why = f"{ALL}, not on {address} alone: it can bind one of loopback, {LOOPBACK_HOST}"
         raise ConfigError("host", host, why, "leave --host out")

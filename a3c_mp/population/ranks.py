@@ -24,8 +24,8 @@ from a3c_mp.processes.learner_group import LOOPBACK, LearnerGroup, losing_peers
 
 RANK_SECONDS = 1800.0
 """longest time that a rank waits for another, which may have a generation of slow games to play"""
-TELL_SECONDS = 3.0
-"""time that a rank waits for the others before it says so"""
+REPORT_SECONDS = 3.0
+"""time that a rank waits for the others before it reports that"""
 REFUSAL_SECONDS = 20.0
 """longest time that rank 0 may take longer than others to find the same bad input"""
 
@@ -69,19 +69,16 @@ def _find_others(connect: Callable[[], object], rank: int, size: int, seconds: f
         except Exception as error:  # raised below
             errors.append(error)
 
-    thread, start, told = threading.Thread(target=work, daemon=True), time.monotonic(), False
+    thread, start, is_reported = threading.Thread(target=work, daemon=True), time.monotonic(), False
     thread.start()
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     while thread.is_alive():
         thread.join(0.2)
         waited = time.monotonic() - start
-        if waited > TELL_SECONDS and not told:
-            told = True
-            print(
-                f"rank {rank} waits for the other {size - 1} (WORLD_SIZE={size}) at {where}",
-                file=sys.stderr,
-                flush=True,
-            )
+        if waited > REPORT_SECONDS and not is_reported:
+            is_reported = True
+            text = f"rank {rank} waits for the other {size - 1} (WORLD_SIZE={size}) at {where}"
+            print(text, file=sys.stderr, flush=True)
         if waited > seconds and thread.is_alive():
             fix = "start all ranks by one command: accelerate launch --multi_gpu --num_processes 2; or unset WORLD_SIZE"
             why = f"rank {rank} has waited {seconds:g} s for the other {size - 1} at {where} (--hang-seconds)"

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from a3c_mp.data.episodes import episodes_at
-from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.nets.obs_stats import FAR
 from a3c_mp.population.evolution import HYPERPARAMETERS, Genome, Member
 from a3c_mp.population.member import Confirmation
 from a3c_mp.population.population import COUNTS, METRICS, Population
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import Evaluation, PlayedGames
+from a3c_mp.run.guard import count
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import write_atomically
@@ -31,7 +31,7 @@ WARNINGS = {
     CUT: "evaluation games that reached {most:,} steps, where they are cut (--eval-max-steps)",
     FAILED: "evaluation games of member {id} with a return of NaN or inf; each is the worst possible one (-inf)",
 }
-"""counter -> warning, before the total so far"""
+"""counter -> warning"""
 SHOWN = ("place", "id", "parent", "kind", *(gene.name for gene in fields(Genome)), "fitness", "mean_fitness")
 """columns of `lineage.csv` in the table of a generation"""
 COLUMNS = ("generation", *SHOWN, "updates", "steps", "sha256")
@@ -115,11 +115,7 @@ class Report:
         counts[CUT] = int((lengths >= self.args.eval_max_steps).sum())
         counts[FAILED] = int((result["eval_returns"] == -math.inf).sum())
         for name, num in counts.items():
-            before = run.counters[name]
-            run.counters[name] = total = before + num  # there from the start, also at 0
-            if passes_power_of_two(before, total):
-                text = WARNINGS[name].format(id=member.id, most=self.args.eval_max_steps)
-                run.log.warning(f"{text}: {total:,} so far")
+            count(run, name, num, WARNINGS[name].format(id=member.id, most=self.args.eval_max_steps), repeated=True)
         curves = {"fitness": member.fitness, "updates": updates, "genome/hidden_units": sum(genome.hidden)}
         curves |= {f"genome/{name}": getattr(genome, name) for name in HYPERPARAMETERS}
         metrics = dict(zip(METRICS, result["metrics"].tolist(), strict=True))

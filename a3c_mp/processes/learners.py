@@ -78,10 +78,8 @@ class Learners:
 
     def _launch(self, rank: int) -> tuple[Any, Any]:
         pipe, child_end = mp.Pipe(duplex=False)
-        group, args = (
-            LearnerGroup(rank, self.group.size),
-            (self.run.args, self.run.steps, self.run.updates, *self.parts),
-        )
+        group = LearnerGroup(rank, self.group.size)
+        args = self.run.args, self.run.steps, self.run.updates, *self.parts
         with child_end:
             main_args = (self.target, group, args, child_end, self._rendezvous)
             return start_child(run_learner, main_args, name=f"learner-{rank}", daemon=False), pipe

@@ -33,14 +33,16 @@ def describe_program() -> dict[str, str]:
     return found | ({"commit": commit} if (commit := git_commit()) else {})
 
 
-def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[str, str]:
+def differences(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], must_agree: Mapping[str, int] = MUST_AGREE
+) -> tuple[str, str]:
     """What must agree and does not, and what else differs: `gymnasium 0.29.1 instead of 1.2.2`; empty if nothing."""
     fatal, harmless = list[str](), list[str]()
     for name in sorted(theirs.keys() | ours.keys()):
         here, there = (str(versions.get(name)) for versions in (ours, theirs))
         if here == there or (not (name in theirs and name in ours) and name not in EVERYWHERE):
             continue  # a package that only one of them has is for other environments
-        numbers = MUST_AGREE.get(name, 0)
+        numbers = must_agree.get(name, 0)
         agrees = here.split(".")[:numbers] == there.split(".")[:numbers]
         (harmless if agrees else fatal).append(f"{name} {there:.50} instead of {here}")
     return ", ".join(fatal), ", ".join(harmless)

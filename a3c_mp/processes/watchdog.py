@@ -33,14 +33,9 @@ class Watchdog:
         if self._process is not None and self._process.poll() is None:
             return
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-            bufsize=0,
-        )
+            [sys.executable, "-I", "-S", __file__, str(os.getpid())], cwd="/", start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0,
+        )  # fmt: skip
         for charge in self.charges:
             self._send("+", charge)
 

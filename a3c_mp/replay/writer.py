@@ -77,9 +77,8 @@ class Writer:
         self.returns, self.q = np.zeros((2, n_step, shards.num_envs))  # discounted sums of the rewards so far, Q(s, a)
         self.pending = np.zeros((n_step, shards.num_envs), np.bool_)  # whether a transition is incomplete
         self.t = np.zeros_like(self.row)  # [B] steps since the episode's start
-        lane, row = spread(
-            self.arrays["committed"], self.arrays["written"]
-        )  # incomplete when the last writer was killed
+        # Those that were incomplete when the last writer was killed.
+        lane, row = spread(self.arrays["committed"], self.arrays["written"])
         self.arrays["priority"][lane, row % self.rows] = 0.0
 
     def fields(self) -> dict[str, np.ndarray]:

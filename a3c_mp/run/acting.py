@@ -65,7 +65,7 @@ def why_not_shared(device: torch.device) -> str:
     with ours, theirs:
         try:
             child = start_child(_open, (bytes(ForkingPickler.dumps(tensor)), theirs), name="ipc-check", daemon=True)
-        except RuntimeError as error:  # of torch: the memory has no handle
+        except (OSError, RuntimeError) as error:  # the memory has no handle, or the machine allows no further process
             return one_line(error)
         theirs.close()  # else its end would go unnoticed
         try:

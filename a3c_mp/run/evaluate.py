@@ -62,14 +62,9 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
 
 
 def make_play_envs(
-    env_id: str,
-    episodes: int,
-    *,
-    seed: int,
-    num_envs: int = NUM_ENVS,
-    heartbeats: Heartbeats = UNWATCHED,
+    env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS, heartbeats: Heartbeats = UNWATCHED,
     actor: int = OUTSIDE,
-) -> VectorEnv:
+) -> VectorEnv:  # fmt: skip
     """Make the environments for `play_episodes`, at most as many as episodes, and seed what they may draw from."""
     seed_global_generators(seed)
     return make_vec_env(env_id, min(num_envs, episodes), seed=seed, heartbeats=heartbeats, actor=actor)
@@ -141,13 +136,9 @@ class EvaluatorProcess:
         # The start of a process would move a net into /dev/shm, and bytes not. New values pass through `weights`.
         shared = args, pickle.dumps(net), make_policy, self.weights, self.results
         options = WorkerOptions(
-            slots_per_worker=1,
-            max_restarts=args.max_restarts,
-            hang_seconds=args.hang_seconds,
-            versions=[self.weights.version + 1],  # the first snapshot, with which the process starts
-            name="evaluator",
-            niceness=NICENESS,
-        )
+            name="evaluator", niceness=NICENESS, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
+            slots_per_worker=1, versions=[self.weights.version + 1],  # the first snapshot starts the process
+        )  # fmt: skip
         self.workers = Workers(evaluator, 1, shared, options=options, on_restart=on_restart)
         self._is_started, self._next_look = False, 0.0
 

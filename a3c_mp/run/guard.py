@@ -65,4 +65,4 @@ def count(run: RunState, name: str, number: int, warning: str, repeated: bool = 
     before = run.counters[name]
     run.counters[name] = total = before + number
     if passes_power_of_two(before, total) and (repeated or before == 0):
-        run.log.warning(f"{warning} ({total} so far)")
+        run.log.warning(f"{warning} ({total:,} so far)")

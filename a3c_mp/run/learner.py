@@ -136,7 +136,7 @@ class Learner:
 
     def __enter__(self) -> Learner:
         with ExitStack() as stack:
-            stack.callback(self._tell_events)  # log pending restarts also when the run fails
+            stack.callback(self._record_events)  # log pending restarts also when the run fails
             stack.enter_context(self.pool)
             stack.push(lambda kind, error, trace: self.setup.end(self, error))
             self._leaving = stack.pop_all()
@@ -145,7 +145,7 @@ class Learner:
     def __exit__(self, *exc: Any) -> None:
         self._leaving.__exit__(*exc)
 
-    def _tell_events(self) -> None:
+    def _record_events(self) -> None:
         for event in self._events:
             self.run.on_restart(event)
 

@@ -31,10 +31,8 @@ def refusal_of(error: BaseException, env_id: str) -> ConfigError:
     elif is_missing(error, module):
         why, fix = text, "the module must be installed or lie in the current folder"
     elif is_imported and name not in registration.registry:
-        why, fix = (
-            text.split(" Did you mean:")[0].rstrip("."),
-            _similar_id(module, name),
-        )  # that guess lacks the version
+        why = text.split(" Did you mean:")[0].rstrip(".")  # that guess lacks the version
+        fix = _similar_id(module, name)
     elif is_imported and isinstance(cause := error.__cause__, TypeError) and "the environment creator" in text:
         why = describe(cause)  # gymnasium has only added all keyword arguments
         if len(traceback.extract_tb(cause.__traceback__)) == 1:  # its call of the constructor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.processes.pool import WorkerEvent
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.spawn import SIGNALS
+from a3c_mp.run import run_dir
 from a3c_mp.run.banner import ENDINGS, describe_error, end_lines, error_summary, first_lines
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
@@ -32,15 +34,6 @@ from a3c_mp.run.evaluation import Evaluation, Evaluator
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
-from a3c_mp.run.run_dir import (
-    changed_settings,
-    claim_folder,
-    describe_run,
-    discard_folder,
-    end_of,
-    refuse_unwritable,
-    write_json,
-)
 from a3c_mp.run.script import RECEIVED
 
 if TYPE_CHECKING:
@@ -73,8 +66,9 @@ class Run(RunState):
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
         self.failed = self.unsaved = self._finished = False
-        self.folder, lock, note = claim_folder(args, algorithm)
-        with ExitStack() as cleanup, refuse_unwritable(args, self.folder):
+        self._made_runs_dir = not os.path.exists(args.runs_dir)
+        self.folder, lock, note = run_dir.claim_folder(args, algorithm)
+        with ExitStack() as cleanup, run_dir.refuse_unwritable(args, self.folder):
             cleanup.callback(lock.close)  # here if there is an error
             self.log = open_log(self.folder)
             if note:
@@ -92,8 +86,9 @@ class Run(RunState):
             self.rng, self.timing = self.checkpointer.rng, self.metrics.timing
             if optimizer is not None:
                 self.metrics.gauges["charts/learning_rate"] = lambda: optimizer.param_groups[0]["lr"]
-            write_json(self.folder / "config.json", described := describe_run(args, algorithm, self.folder, self.steps))
-            if changed := changed_settings(described["starts"]):
+            described = run_dir.describe_run(args, algorithm, self.folder, self.steps)
+            run_dir.write_json(self.folder / "config.json", described)
+            if changed := run_dir.changed_settings(described["starts"]):
                 self.log.info(f"changed: {', '.join(changed)}")
             self._cleanup = cleanup.pop_all()
         # At the end of the last round: in the middle of one, no state is exact.
@@ -194,9 +189,9 @@ class Run(RunState):
         for level, line in end_lines(self, error) if is_kept else ():
             self.log.log(level, line)
         console.drain()
-        self._cleanup.close()
         if not is_kept:  # nothing was learned: the folder would be in the way of another start
-            discard_folder(self.folder)
+            run_dir.discard_folder(self.folder, self._made_runs_dir)
+        self._cleanup.close()
         return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
 
     def finish(self, error: BaseException | None) -> None:
@@ -231,7 +226,7 @@ class Run(RunState):
             self._attempt("checkpoint", self.save)
             self.unsaved = self.checkpointer.saved_steps != self.steps
             self.exit_code = 1 if self.unsaved else self.exit_code
-        self._attempt("summary", lambda: write_json(self.folder / "summary.json", self.summary()))
+        self._attempt("summary", lambda: run_dir.write_json(self.folder / "summary.json", self.summary()))
 
     def _attempt(self, what: str, write: Callable[[], None]) -> None:
         """Write something at the end of a run; a failure (a full disk, a lost GPU) must not prevent the rest."""
@@ -266,6 +261,6 @@ def make_evaluator(run: Run, make_policy: MakePolicy | None) -> Evaluator:
 def refuse_ended(folder: Path, progress: Progress) -> None:
     """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start."""
     reason = progress.stop_reason()
-    if reason in HOW_TO_GO_ON and end_of(folder) == (reason, progress.steps):
+    if reason in HOW_TO_GO_ON and run_dir.end_of(folder) == (reason, progress.steps):
         what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
         raise NothingToDo(shown(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on"))

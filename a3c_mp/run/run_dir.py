@@ -27,11 +27,7 @@ from a3c_mp.config import FORMAT, PLACE, CommonArgs, check_name, flag_name, has_
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.program import git_commit
 
-OF_A_START = (
-    "config.json",
-    "events.out.tfevents.*",
-    "tracker_id",
-)  # files of a run that another start does not replace
+OF_A_START = "config.json", "events.out.tfevents.*", "tracker_id"  # files that another start does not replace
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # what file systems answer that cannot sync a folder
 
 
@@ -70,11 +66,12 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
     return folder, lock, warning
 
 
-def discard_folder(folder: Path) -> None:
-    """Remove the folder of a run, and the one that it is in if nothing else is there."""
+def discard_folder(folder: Path, with_runs_dir: bool) -> None:
+    """Remove the folder of a run that holds its lock, and the one for runs unless something else is there."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        folder.parent.rmdir()
+        if with_runs_dir:
+            folder.parent.rmdir()
 
 
 def check_new(args: CommonArgs, folder: Path) -> None:

@@ -6,8 +6,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,11 +40,6 @@ def number_of(name: str) -> int:
     return int(name.removeprefix("node."))
 
 
-def versions_of_node() -> dict[str, str]:
-    """What nodes tell each other of themselves when they join; see `differences`."""
-    return {"protocol": PROTOCOL, **describe_program()}
-
-
 @dataclass(frozen=True)
 class Endpoint:
     """Where a node is reached (node 0), or whom it reaches (all others); a node without any address is alone."""
@@ -58,7 +52,8 @@ class Endpoint:
     open_labels: bool = False  # nodes with any other labels may join
     key_file: Path | None = None  # secret key for TCP; made by the node that listens, if missing
     greeting: dict[str, Any] = field(default_factory=dict)  # JSON values that node 0 sends to each node that joins
-    versions: dict[str, str] = field(default_factory=versions_of_node)  # a node with others is refused
+    versions: dict[str, str] = field(default_factory=lambda: {"protocol": PROTOCOL, **describe_program()})
+    """of this node; one that joins is refused where `differences` of them matter"""
     accepts: tuple[str, ...] = ()  # events that node 0 takes from nodes of other machines; empty if any
     max_connections: int = 256  # to node 0 from other machines
     max_waiting: int = 32 * 2**20  # bytes to and from them that wait, at most; a node may take half of what is free
@@ -92,11 +87,9 @@ def local_endpoints(
     return [hub, *(Endpoint(n, dials=address, labels=labels[n], **common) for n in range(1, len(labels)))]
 
 
-@contextmanager
-def ipc_folder() -> Iterator[Path]:
+def ipc_folder() -> AbstractContextManager[Path]:
     """A temporary folder for Unix sockets, with mode 0700; removed at the end, also if this process is killed."""
-    with temporary_folder(root_for_sockets(MAX_IPC_FOLDER)) as folder:
-        yield folder
+    return temporary_folder(root_for_sockets(MAX_IPC_FOLDER))
 
 
 def is_tcp(address: str) -> bool:

@@ -190,7 +190,7 @@ class NodePool(Pool):
             text = f"a collector was refused: all {places} places are taken (--remote-actors)"
             self.node.log.warning(text, f"from {host}")
             self.node.send(NO_PLACE, places, to=sender)
-            self.node.router.blame(sender)
+            self.node.router.record_fault(sender)
             return
         is_local, is_known = worker < self.num_local, self._names[worker] == sender
         if not is_local and is_known:
@@ -216,7 +216,7 @@ class NodePool(Pool):
 
     def _on_filled(self, sender: str, slot: int, payload: int, fields: Any) -> None:
         if sender not in self._names:  # of a process that is lost: its successor fills the slot again
-            self.node.router.blame(sender)
+            self.node.router.record_fault(sender)
             return
         worker = self._names.index(sender)
         if slot != self.ledger.due(worker):

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import zmq
@@ -27,6 +28,7 @@ from a3c_mp.task.sockets import FAILED, Frames, Listener
 
 STRANGERS = 64  # most connections that have not joined; with one more, the oldest is shut down
 STRANGER_BYTES = 64 * 2**10  # most that one of them may send
+TOO_MUCH = f"it has sent more than {STRANGER_BYTES // 2**10} KiB without joining"
 STRANGER_SECONDS = 30.0  # longest time without joining; zmq itself ends a handshake after `HANDSHAKE_MS`
 FAULTS = 100  # malformed or unexpected messages of a node, until it is cut off
 AHEAD = 64  # most messages of a node that are read while others are discarded; each takes a KiB of memory
@@ -43,7 +45,12 @@ class Connection:
 
     def __init__(self, fd: int, port: int):
         # Stays this connection's after zmq has closed its own. (`socket.dup` would make both block.)
-        self.handle = socket.socket(fileno=os.dup(fd))
+        copy = os.dup(fd)
+        try:
+            self.handle = socket.socket(fileno=copy)
+        except OSError:  # no socket
+            os.close(copy)
+            raise
         if self.handle.family == socket.AF_UNIX or self.handle.getsockname()[1] != port:
             self.handle.close()
             raise OSError(errno.EBADF, "the connection has ended, and its number is another file's")
@@ -109,7 +116,8 @@ class LimitedListener(Listener):
         self.socket.curve_server = True
         self._authenticator = ThreadAuthenticator(context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(credentials_provider=_Only(key.public))
+        only_ours = SimpleNamespace(callback=lambda domain, public: public == key.public)  # whose secret key it proves
+        self._authenticator.configure_curve_callback(credentials_provider=only_ours)
         self._monitor = self.socket.get_monitor_socket(FAILED | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
         self._monitor_fd = self._monitor.FD
         super()._bind(context, address, key)
@@ -140,7 +148,7 @@ class LimitedListener(Listener):
         if token in self._by_token:
             self._by_token[token].allowance = size
 
-    def blame(self, token: bytes) -> None:
+    def record_fault(self, token: bytes) -> None:
         if (connection := self._by_token.get(token)) is not None:
             connection.faults += 1
             if connection.faults > FAULTS:
@@ -152,7 +160,7 @@ class LimitedListener(Listener):
             connection, token, frames = message
             connection.read, connection.ahead = connection.read + (size := _size_on_wire(frames)), 0
             if not connection.name and connection.read > STRANGER_BYTES:
-                self._cut_stranger(connection)
+                self._cut(connection, TOO_MUCH)
             if not connection.is_cut:
                 most -= size
                 yield token, frames
@@ -237,18 +245,12 @@ class LimitedListener(Listener):
         room, now = self.endpoint.max_waiting - sum(waiting.values()), time.monotonic()
         self._is_full, limit = room < 0, max(room // 2, STRANGER_BYTES)
         for each, size in waiting.items():
-            if each.is_cut:
-                continue
             if each.name and size > limit:
-                why = f"{size // 2**10:,} KiB wait, more than it may send at once, or leave unread"
+                self._cut(each, f"{size // 2**10:,} KiB wait, more than it may send at once, or leave unread")
             elif not each.name and each.counters()[1] > STRANGER_BYTES:
-                self._cut_stranger(each)
-                continue
+                self._cut(each, TOO_MUCH)
             elif not each.name and now - each.since > STRANGER_SECONDS:
-                why = f"it has not joined within {STRANGER_SECONDS:g} s"
-            else:
-                continue
-            self._cut(each, why)
+                self._cut(each, f"it has not joined within {STRANGER_SECONDS:g} s")
         if self._must_discard or self._is_full:
             self._must_discard = False
             for message in self._arrived(DISCARD_SECONDS):
@@ -257,10 +259,8 @@ class LimitedListener(Listener):
                 if message[0].ahead > AHEAD:
                     self._cut(message[0], f"more than {AHEAD} of its messages wait")
 
-    def _cut_stranger(self, connection: Connection) -> None:
-        self._cut(connection, f"it has sent more than {STRANGER_BYTES // 2**10} KiB without joining")
-
     def _cut(self, connection: Connection, why: str) -> None:
+        """Shut a connection down, unless that has been done; what it has sent is discarded from now on."""
         if connection.is_cut:
             return
         connection.is_cut = self._must_discard = True
@@ -268,16 +268,6 @@ class LimitedListener(Listener):
             connection.handle.shutdown(socket.SHUT_RDWR)
         who = "a node of another machine" if connection.name else "a connection that has not joined"
         self.warnings.append((f"{who} was cut off", f"{connection.name} {why}".strip()))
-
-
-class _Only:
-    """Lets in who proves to have a certain public key's secret key."""
-
-    def __init__(self, public: bytes):
-        self.public = public
-
-    def callback(self, domain: str, public: bytes) -> bool:
-        return public == self.public
 
 
 def _size_on_wire(frames: Frames) -> int:

@@ -28,7 +28,7 @@ class RateLimitedLog:
         self._counts: Counter[str] = Counter()
 
     def warning(self, text: str, detail: object = "") -> None:
-        """Count a warning; the detail may be in the words of another node, and is shortened to one line."""
+        """Count a warning. What differs each time, such as the words of another node, is its `detail`, in one line."""
         self._counts[text] += 1
         if (total := self._counts[text]).bit_count() == 1:
             self._log.warning(f"{text} ({total} so far)" + (f": {str(detail)!r:.200}" if detail else ""))
@@ -119,12 +119,12 @@ class Router:
                 if link.name == name:
                     link.port.allow(token, size)
 
-    def blame(self, name: str) -> None:
+    def record_fault(self, name: str) -> None:
         """Count a message of a node that is malformed or was not expected; one that sends many is cut off."""
         with self._lock:
             for token, link in self._links.items():
                 if link.name == name:
-                    link.port.blame(token)
+                    link.port.record_fault(token)
 
     def _open(self, key: KeyPair | None) -> None:
         """Bind, or connect."""
@@ -152,7 +152,7 @@ class Router:
             except (WireError, ValueError, TypeError, zmq.Again) as error:
                 text = "message from a node that has not joined dropped" if sender is None else "message dropped"
                 self.log.warning(text, error if sender is None else f"{sender}: {error}")
-                port.blame(token)
+                port.record_fault(token)
         return have_read_all
 
     def _check_event(self, port: Any, event: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from a3c_mp.task.wire import Message
 
 PENDING = 1000  # most messages in a mailbox
-PENDING_BYTES = 256 * 2**20  # of their tensors and texts; the newest message is kept whatever its size
+PENDING_BYTES = 256 * 2**20  # of their tensors and texts; a message with more waits only while no other one does
 
 
 class Mailbox:

@@ -97,7 +97,7 @@ class Node(Closing):
                 if message.event in self._handlers:
                     self._call_handlers(message)
                 elif message.event not in (JOINED, LEFT) and (dropped := self._mailbox.add(message)) is not None:
-                    self.log.warning(f"too many events {dropped[:80]!r} without a handler; the oldest are dropped")
+                    self.log.warning("too many events without a handler; the oldest are dropped", dropped)
         return bool(arrived)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
@@ -128,7 +128,7 @@ class Node(Closing):
             self._ended_run = max(self._ended_run, run)
             self.finishing = self._ended_run >= max(self._run, 1)
         else:
-            self.router.blame(sender)
+            self.router.record_fault(sender)
 
     def _call_handlers(self, message: Message) -> None:
         sender, event, args = message
@@ -139,7 +139,7 @@ class Node(Closing):
                 handler(sender, *args)
         except WireError as error:
             self.log.warning(f"malformed message {event} dropped", f"{sender}: {error}")
-            self.router.blame(sender)
+            self.router.record_fault(sender)
 
 
 class FirstNode(Node):

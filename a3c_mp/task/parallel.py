@@ -55,12 +55,12 @@ class Role:
 
 def supervise(
     main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], endpoints: Sequence[Endpoint],
-    on_report: Callable[[int, tuple], None] | None = None, **limits: Any,
+    limits: Mapping[str, Any], on_report: Callable[[Child, ConfigError | None], None] | None = None,
 ) -> Supervisor:  # fmt: skip
     """Make the supervisor of one process for each role, which runs `main(node, *args)`.
 
-    Nodes of the same flag share a restart budget; `limits` are those of `Supervisor`. `on_report` gets (index, what a
-    node reports), except for results; by default, a node that refuses to take part ends the task with its ConfigError.
+    Nodes of the same flag share a restart budget; `limits` are those of `Supervisor`. `on_report` is called for a node
+    that has its place in the task (None), or that refuses to take part: by default, its ConfigError ends the task.
     """
     beats = shared_counters(len(roles) + 1)[:-1]  # there is no empty shared memory
 
@@ -73,15 +73,17 @@ def supervise(
             return start_child(run_node, (main, args, node_args, child_end), name=name, daemon=True, group=True), pipe
 
     def on_message(index: int, report: tuple) -> None:
-        kind, *content = report
+        child, (kind, *content) = supervisor.children[index], report
+        refusal = ConfigError(*content) if kind == REPORT_REFUSAL else None
         if kind == REPORT_RESULT:
-            supervisor.children[index].record_result()
-        elif on_report is not None:
-            on_report(index, report)
-        elif kind == REPORT_REFUSAL:
-            raise ConfigError(*content)
-        elif kind == REPORT_NAME:
-            [supervisor.children[index].name] = content
+            child.record_result()
+            return
+        if kind == REPORT_NAME:
+            [child.name] = content
+        if on_report is not None:
+            on_report(child, refusal)
+        elif refusal is not None:
+            raise refusal
 
     children = [
         Child(role.name, partial(launch, index), role.flag, role.on_lost, role.needs_result)
@@ -138,7 +140,7 @@ def start_nodes(
         if len(roles) > 1 or listen is not None:
             endpoints = local_endpoints(stack.enter_context(ipc_folder()), labels, listen, **settings)
         router = stack.enter_context(Hub(endpoints[0], log))
-        supervisor = supervise(main, args, roles[1:], endpoints[1:], **limits)
+        supervisor = supervise(main, args, roles[1:], endpoints[1:], limits)
         node = FirstNode(router, supervisor, is_interrupted)
         stack.callback(node.close)
         stack.callback(supervisor.stop)
@@ -150,60 +152,51 @@ def start_nodes(
             supervisor.await_own_end(CLOSE_SECONDS)
 
 
-def run_joined_nodes(
-    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], router: Spoke, log: logging.Logger,
-    **limits: Any,
-) -> None:  # fmt: skip
-    """Run nodes of this machine in a task elsewhere until that has ended; arguments as of `start_nodes`.
-
-    Each is a process with a connection of its own. This process has one too (`router`), by which it sees the task end.
-
-    Raises:
-        ConfigError: the task has no place for a node; one that has lost its place ends alone if there are others.
-        WorkerError: the task was killed, a node failed before its first result, or the restart budget is spent.
-    """
-    address, key_file = router.endpoint.dials, router.endpoint.key_file
-
-    def on_report(index: int, report: tuple) -> None:
-        kind, *content = report
-        child = supervisor.children[index]
-        if kind == REPORT_NAME:
-            [child.name] = content
-            log.info(f"{child} has joined {address}")
-        elif kind == REPORT_REFUSAL:
-            others = [other for other in supervisor.children if other is not child and not other.is_done]
-            if not (child.had_result and others):
-                raise ConfigError(*content)
-            log.warning(f"{child} has lost its place and ends: {ConfigError(*content)}")
-
-    endpoints = [Endpoint(dials=address, labels=role.labels, key_file=key_file) for role in roles]
-    supervisor = supervise(main, args, roles, endpoints, on_report, **limits)
-    node = JoinedNode(router, supervisor, log.info)
-    supervisor.start()
-    try:
-        node.wait_for_others()
-    finally:
-        supervisor.stop()
-
-
 @contextmanager
-def attach_nodes(
-    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], address: str, key_file: Path | None,
-    limits: Mapping[str, Any],
+def join_nodes(
+    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], router: Spoke,
+    log_line: Callable[[str], Any], limits: Mapping[str, Any],
+    on_report: Callable[[Child, ConfigError | None], None] | None = None,
 ) -> Iterator[JoinedNode]:  # fmt: skip
-    """Join a task that runs elsewhere with one node for each role; this process is the first of them.
+    """Start further nodes of this machine in the task that `router` has joined, and wait at the end for all of them.
 
-    Raises what `Spoke` does; WorkerError where the task is killed, or another node here is given up.
+    Each is a process with a connection of its own; arguments as of `supervise`. Raises WorkerError where the task is
+    killed, or a node here is given up.
     """
-    endpoints = [Endpoint(dials=address, labels=role.labels, key_file=key_file) for role in roles]
-    with Spoke(endpoints[0]) as router, ExitStack() as stack:
-        supervisor = supervise(main, args, roles[1:], endpoints[1:], **limits)
-        node = JoinedNode(router, supervisor, print)
+    dials, key_file = router.endpoint.dials, router.endpoint.key_file
+    endpoints = [Endpoint(dials=dials, labels=role.labels, key_file=key_file) for role in roles]
+    supervisor = supervise(main, args, roles, endpoints, limits, on_report)
+    node = JoinedNode(router, supervisor, log_line)
+    with ExitStack() as stack:
         stack.callback(node.close)
         stack.callback(supervisor.stop)
         supervisor.start()
         yield node
         node.wait_for_others()
+
+
+def run_joined_nodes(
+    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], router: Spoke, log: logging.Logger,
+    **limits: Any,
+) -> None:  # fmt: skip
+    """Run nodes as `join_nodes`, until the task has ended; this process only looks after them.
+
+    Raises:
+        ConfigError: the task has no place for a node; one that has lost its place ends alone if there are others.
+        WorkerError: the task was killed, a node failed before its first result, or the restart budget is spent.
+    """
+
+    def on_report(child: Child, refusal: ConfigError | None) -> None:
+        others = [other for other in node.supervisor.children if other is not child and not other.is_done]
+        if refusal is None:
+            log.info(f"{child} has joined {router.endpoint.dials}")
+        elif child.had_result and others:
+            log.warning(f"{child} has lost its place and ends: {refusal}")
+        else:
+            raise refusal
+
+    with join_nodes(main, args, roles, router, log.info, limits, on_report) as node:
+        pass
 
 
 def runner(
@@ -244,15 +237,17 @@ def runner(
 
     def run(main: Callable[..., Any], *args: Any) -> Any:
         joined, others = set[str](), set(map(node_name, range(1, n_parallel_workers)))
+        others_run = _run_main, (main, *args)
         try:
             if others:
                 _check_importable(main)
             if attach_to is not None:
-                with attach_nodes(_run_main, (main, *args), roles, attach_to, key, limits) as node:
+                first = Endpoint(dials=attach_to, labels=roles[0].labels, key_file=key)
+                with Spoke(first) as router, join_nodes(*others_run, roles[1:], router, print, limits) as node:
                     return main(node, *args)
             settings: dict[str, Any] = {"listen": listen, "key_file": key, "greeting": {"run": secrets.token_hex(8)}}
             settings["max_waiting"] = MAX_WAITING
-            with start_nodes(_run_main, (main, *args), roles, limits=limits, **settings) as node:
+            with start_nodes(*others_run, roles, limits=limits, **settings) as node:
                 node.handle(JOINED, joined.add)
                 while not (others <= joined or node.finishing):
                     node.wait()
@@ -273,7 +268,7 @@ def _check_importable(main: Callable[..., Any]) -> None:
         why, fix = "other processes cannot import a function inside of another one", "define it in a module or script"
     elif getattr(main, "__module__", "") == "__main__" and (script is None or not Path(script).is_file()):
         why, fix = "other processes import it, and it stands in no file", "write a script"
-    elif getattr(main, "__module__", "") == "__main__" and "__name__" not in Path(script or "").read_text():
+    elif getattr(main, "__module__", "") == "__main__" and b"__name__" not in Path(script or "").read_bytes():
         why = f"other processes import it from {script}, which would start nodes again"
         fix = 'call runner below `if __name__ == "__main__":`'
     if why:

@@ -59,7 +59,7 @@ class Hub(Router):
         try:
             link.port.send(token, frames)
         except zmq.Again:
-            self.log.warning(f"{link.name} does not read; dropped with what waited for it")
+            self.log.warning("a node does not read; dropped with what waited for it", link.name)
             self._end(token)
             self._dropped[token] = link.port
 
@@ -137,7 +137,7 @@ class Spoke(Router):
 
     differs = ""  # of its versions from those of node 0, without harm
 
-    def leave_unfit(self, why: str) -> None:
+    def report_unfit(self, why: str) -> None:
         """Report to node 0 why this node cannot take part; raises ConfigError."""
         self.send(UNFIT, why)
         raise ConfigError("attach-to", self.endpoint.dials, f"this node is refused: {why}", "install the same versions")

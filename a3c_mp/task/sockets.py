@@ -67,7 +67,7 @@ class _Port:
     def allow(self, token: bytes, size: int) -> None:
         """So many bytes may wait in a session, besides those that any node may have waiting."""
 
-    def blame(self, token: bytes) -> None:
+    def record_fault(self, token: bytes) -> None:
         """Count a malformed or unexpected message of a session."""
 
     def _messages(self) -> Iterator[Frames]:

@@ -48,7 +48,7 @@ class Task:
         self._has_run = False
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
-        self.router.handle(SHARE, self._on_shared, [dict])
+        self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
         self.router.handle(FINISH, lambda sender, run: self._see_end())
         self.router.handle(JOINED, lambda sender: self._shared.update(dict.fromkeys(self._shared, b"")))
 
@@ -145,9 +145,7 @@ class Task:
 
     def _check_filter(self, patterns: Sequence[str]) -> None:
         """Refuse a filter that no node of the task can match."""
-        known, given = self.router.known_labels, ", ".join(patterns)
-        if not known and not self.router.is_active:
-            known = self.labels
+        known, given = self.router.known_labels if self.router.is_active else self.labels, ", ".join(patterns)
         if not known or _match(patterns, (*known, *MODES)):
             return
         if not self.router.others_may_join:
@@ -169,9 +167,6 @@ class Task:
                 self._shared[name], changed[name] = value, self._values[name]
         if changed:
             self.router.send(SHARE, changed)
-
-    def _on_shared(self, sender: str, values: dict[str, Any]) -> None:
-        self.parallel_ctx.update(values)
 
 
 def _match(patterns: Sequence[str], labels: Sequence[str]) -> bool:

@@ -65,9 +65,8 @@ def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
 
     text = json.dumps([event, args], default=pack).encode()
     if len(text) > MAX_JSON or len(tensors) > MAX_TENSORS:
-        raise ValueError(
-            f"{len(text):,} bytes of JSON and {len(tensors)} tensors are too much for one message; split it"
-        )
+        size = f"{len(text):,} bytes of JSON and {len(tensors)} tensors"
+        raise ValueError(f"{size} are too much for one message; split it")
     if text.count(f'"{TENSOR}":'.encode()) != len(tensors):
         raise ValueError(f"the key {TENSOR!r} is reserved")
     return [*_cut(text), *itertools.chain.from_iterable(tensors)]

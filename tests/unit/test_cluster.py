@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import itertools
 import math
 import os
@@ -629,6 +630,7 @@ REFUSED = {
         "host=127.0.0.5: Ray listens on all addresses of this machine, not on 127.0.0.5 alone: it can bind one of",
     ),
     "head --host 0.0.0.0": (lambda home: None, "host=0.0.0.0: other nodes cannot connect to it; give an address of"),
+    "head --host a..b": (lambda home: None, "host=a..b: it has no IPv4 address (encoding with 'idna' codec failed"),
     "head --host 192.0.2.99": (lambda home: None, "host=192.0.2.99: it cannot be bound ([Errno 99]"),
     "head --num-cpus 1 --node-ports 7000 7010": (
         lambda home: None,
@@ -705,7 +707,7 @@ def test_a_node_of_another_commit_is_a_warning(monkeypatch, capsys):
     with access.socket.create_server(("127.0.0.1", 0)) as server:
         access.check_cluster(ClusterAddress(f"127.0.0.1:{server.getsockname()[1]}", "secret"))
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"warning: address=\S+: its node at 10.0.0.2 has commit c0ffee, here \S+", line)
+    assert re.fullmatch(r"warning: address=\S+: its node at 10.0.0.2 has commit c0ffee instead of \S+", line)
 
 
 CLOSED, NODE = {"error": "Unauthenticated"}, {"address": "10.0.0.2", "cpus": 1, "versions": {"torch": "1.0"}}
@@ -716,7 +718,7 @@ ANSWERS = {
     "silent": ((FREE, {"error": "Deadline"}), "the cluster does not clearly refuse a wrong token"),
     "no head": (({"error": "Deadline"}, CLOSED), "the head does not answer (Deadline)"),
     "no place": (({**FREE, "free_cpus": 0}, CLOSED), "it has no CPU free; add a node"),
-    "other torch": (({**FREE, "nodes": [NODE]}, CLOSED), "its node at 10.0.0.2 has torch 1.0, here "),
+    "other torch": (({**FREE, "nodes": [NODE]}, CLOSED), "its node at 10.0.0.2 has torch 1.0 instead of "),
 }
 
 
@@ -818,6 +820,21 @@ def test_a_node_that_cannot_be_started_is_a_line_and_leaves_nothing(monkeypatch)
         failed.wait_for_start()
     failed.close()
     assert not failed.folder.exists()
+
+
+def test_a_node_whose_process_the_machine_refuses_is_a_line_and_leaves_nothing(monkeypatch, tmp_path):
+    def refuse(*args, **settings):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    node.labels()  # they are kept, and found by a process
+    monkeypatch.setattr(node.subprocess, "Popen", refuse)
+    monkeypatch.setattr(node, "root_for_sockets", lambda longest: str(tmp_path))
+    files = os.listdir("/proc/self/fd")
+    with pytest.raises(
+        ConfigError, match=r"^node: Ray cannot be started here \(Resource temporarily unavailable\); raise"
+    ):
+        Node([], {})
+    assert (os.listdir("/proc/self/fd"), os.listdir(tmp_path)) == (files, [])
 
 
 @pytest.mark.parametrize("end", ["after some time", "by a second signal"])

@@ -93,6 +93,17 @@ def test_messages_wait_for_their_handler_but_not_without_end(nodes):
     assert found == list(range(5, PENDING + 5))
 
 
+def test_events_of_ever_other_names_cost_few_warnings(nodes, tape):
+    hub, node, _ = nodes
+    for number in range(PENDING + 40):
+        node.send(f"event {number}")
+    node.send("end")
+    ended = []
+    hub.handle("end", ended.append)
+    run_until(lambda: ended, hub)
+    assert sum("too many events without a handler" in text for text in tape.messages) == 6, "1, 2, 4, 8, 16, 32 so far"
+
+
 def test_a_flood_of_one_event_displaces_no_other_and_the_room_is_limited(tape):
     mailbox = mailbox_module.Mailbox()
     mailbox.add(Message("node.1", "rare", []))

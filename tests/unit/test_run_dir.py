@@ -43,12 +43,15 @@ def ten_steps(run):
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder_and_one_that_has_begun_does(args, capsys):
-    for steps in (0, 10):
+    for steps, is_first in ((0, True), (0, False), (10, True)):
+        if not is_first:
+            args.runs_dir.mkdir()
         with suppress(ConfigError), a_run(args) as run:
             if steps:
                 run.record_rollout(steps, [], 0, 0)
             raise ConfigError("node", "", "Ray cannot be started here")
         assert run.folder.exists() == (steps > 0)
+        assert args.runs_dir.exists() == (steps > 0 or not is_first), "the user's own folder stays"
         assert ("the last checkpoint is" in capsys.readouterr().out) == (steps > 0)
         assert run.exit_code == 1
 
