@@ -56,7 +56,7 @@ class Endpoint:
     """of this node; one that joins is refused where `differences` of them matter"""
     accepts: tuple[str, ...] = ()  # events that node 0 takes from nodes of other machines; empty if any
     max_connections: int = 256  # to node 0 from other machines
-    max_waiting: int = 32 * 2**20  # bytes to and from them that wait, at most; a node may take half of what is free
+    max_waiting: int = 16 * 2**20  # bytes to and from them that wait, at most; a node may take half of what is free
     num_nodes: int = 1  # that are started together; those that join get numbers from here on
 
     def load_key(self) -> KeyPair | None:
