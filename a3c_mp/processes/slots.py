@@ -47,7 +47,10 @@ class Slots:
         else:
             self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8, device=device)
         self.pinned_by = torch.cuda.current_device() if pin else None  # the GPU, the same one in every process
-        self._pin()
+        if error := self._pin():
+            self.pinned_by = None  # other processes do not try
+            text = f"memory of {num_bytes:,} bytes cannot be pinned (CUDA error {error}); copies to the GPU are slower"
+            warnings.warn(text, stacklevel=2)
 
     def __getitem__(self, slot: int) -> dict[str, Tensor]:
         """The fields of one slot, as views of shared memory."""
@@ -57,16 +60,16 @@ class Slots:
             fields[name] = memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
         return fields
 
-    def _pin(self) -> None:
-        """Register the memory with CUDA, so that copies from it need no staging; without that they are slower."""
-        if self.pinned_by is not None:
-            with torch.cuda.device(self.pinned_by):
-                address, size = self.arena.data_ptr(), self.arena.numel()
-                error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
-                if error != 0:
-                    warnings.warn(f"memory of {size:,} bytes cannot be pinned (CUDA error {error})", stacklevel=2)
-                    with suppress(RuntimeError):  # the error would be that of the next kernel
-                        torch.zeros(1, device="cuda")
+    def _pin(self) -> int:
+        """Register the memory with CUDA, so that copies from it need no staging; return CUDA's error, 0 for none."""
+        if self.pinned_by is None:
+            return 0
+        with torch.cuda.device(self.pinned_by):
+            address, size = self.arena.data_ptr(), self.arena.numel()
+            if error := int(torch.cuda.cudart().cudaHostRegister(address, size, 0)):
+                with suppress(RuntimeError):  # the error would be that of the next kernel
+                    torch.zeros(1, device="cuda")
+        return error
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
