@@ -226,7 +226,7 @@ class Scripts:
 
     def start(self, script: str, *flags: str, prefix: Sequence[str] = (), **popen) -> subprocess.Popen:
         settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": default_signals, **popen}
-        path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
         program = [str(ROOT / script)] if script.endswith(".py") else ["-m", script]
         process = subprocess.Popen(
             [*prefix, sys.executable, *program, *flags],

@@ -53,6 +53,7 @@ def test_training_on_the_gpu_goes_on_where_it_was_stopped(scripts, chapter):
     """Not deterministic: with batches drawn ahead into pinned memory, and slots in flight while others are learned."""
     first = scripts.run(chapter, "--env-id", "PongNoFrameskip-v4", "--cuda", "--total-steps", "2000")
     assert first.code == 0, first.err
+    updates = first.summary["updates"]  # the resumed run writes the same file
     resumed = scripts.resume(chapter, "--total-steps", "4000")
     assert resumed.code == 0, resumed.err
-    assert resumed.summary["updates"] > first.summary["updates"] > 0
+    assert resumed.summary["updates"] > updates > 0
