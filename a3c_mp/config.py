@@ -63,6 +63,8 @@ class CommonArgs:
     have the numbers of actor and environment: port={9000+100*actor+env}"""
     cuda: bool = False
     """train and act on the GPU (cuda:0)"""
+    cuda_graph: bool = True
+    """with --cuda: actors launch the net as one CUDA graph; off for a net of your own that waits for the GPU"""
     num_actors: Annotated[int, Between(1, 1024)] = 2
     """parallel actor processes"""
     num_envs: Annotated[int, Between(1, 4096)] = 32

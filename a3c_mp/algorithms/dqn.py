@@ -67,7 +67,8 @@ class Policy:
         self, args: Args, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
-        self.forward = acting_forward(net, torch.from_numpy(example), deterministic=args.deterministic)
+        how = {"deterministic": args.deterministic, "use_graph": args.cuda_graph}
+        self.forward = acting_forward(net, torch.from_numpy(example), **how)
         self.args, self.rng = args, np.random.default_rng(0)
         self.place(actor, args.num_actors)
 

@@ -168,3 +168,42 @@ def test_memory_that_cannot_be_pinned_costs_one_warning(gpu):
     assert ran.done.code == 0, ran.done.err
     assert (ran.done.out + ran.done.err).count("cannot be pinned (CUDA error 2)") == 1
     assert [process["process"] for process in ran.processes if "pins_refused" in process] == ["python"]
+
+
+NO_KERNEL = "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might be"
+WAITING_NET = """
+import a3c_mp.nets.distributions
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.policy, self.value = nn.Linear(inputs, outputs), nn.Linear(inputs, 1)
+
+    def forward(self, obs):
+        if obs.abs().max() > 5:
+            obs = obs.clamp(-5, 5)
+        return self.policy(obs), self.value(obs).squeeze(-1)
+
+def make(obs_space, action_space):
+    return Net(obs_space.shape[0], a3c_mp.nets.distributions.num_outputs(action_space))
+"""
+
+
+def test_a_gpu_that_this_torch_has_no_kernels_for_is_refused_in_one_line(gpu):
+    ran = gpu.run(A3C_DATA, kernel_error=NO_KERNEL, capability="7.0")
+    assert ran.done.code == 2
+    assert ran.done.err.count("\n") == 1
+    assert "no kernel image is available for execution on the device; the GPU is sm_70, torch's build" in ran.done.err
+    assert "needs driver 580 or newer, and has kernels for sm_75" in ran.done.err
+
+
+def test_a_net_that_waits_for_the_gpu_is_refused_unless_it_runs_without_a_graph(gpu, scripts):
+    (scripts.runs_dir / "waiting.py").write_text(WAITING_NET)
+    ran = gpu.run(A3C_DATA, "--net", "waiting:make")
+    assert ran.done.code == 2
+    assert ran.done.err.count("\n") == 1
+    assert "net=waiting:make: actors launch it as a CUDA graph, which failed" in ran.done.err
+    assert "--no-cuda-graph" in ran.done.err
+    ran = gpu.run(A3C_DATA, *SHORT, "--net", "waiting:make", "--no-cuda-graph")
+    assert ran.done.code == 0, ran.done.err
