@@ -19,17 +19,7 @@ from virtual_gpu import ledger
 aten = torch.ops.aten
 WAITING = {"nonzero", "masked_select", "equal", "bincount", "_unique2", "unique_dim", "unique_consecutive"}
 """operations after which the host must know a shape or a value"""
-CPU_SCALARS = {
-    "where",
-    "masked_fill",
-    "masked_fill_",
-    "fill_",
-    "lerp",
-    "lerp_",
-    "clamp",
-    "_foreach_mul",
-    "_foreach_mul_",
-}
+FILLING = {"where", "masked_fill", "masked_fill_", "fill_", "lerp", "lerp_", "clamp", "_foreach_mul", "_foreach_mul_"}
 """besides those that torch tags as pointwise: a tensor of one number may be on the CPU"""
 KERNEL_ERROR = os.environ.get("VIRTUAL_GPU_KERNEL_ERROR")
 NOT_LAUNCHED = {"is_same_size", "is_set_to"}
@@ -107,7 +97,7 @@ class Call:
             for indices in self.on_cpu:
                 ledger.upload(indices, False, is_pinned(indices))
         elif self.on_cpu:
-            are_numbers = torch.Tag.pointwise in self.func.tags or self.name in CPU_SCALARS
+            are_numbers = torch.Tag.pointwise in self.func.tags or self.name in FILLING
             if not are_numbers or any(tensor.dim() for tensor in self.on_cpu):
                 self.devices.add(torch.device("cpu"))
         if len(self.devices) > 1:

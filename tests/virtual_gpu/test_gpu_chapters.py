@@ -198,6 +198,7 @@ def test_a_gpu_that_this_torch_has_no_kernels_for_is_refused_in_one_line(gpu):
     assert "needs driver 580 or newer, and has kernels for sm_75" in ran.done.err
 
 
+@pytest.mark.slow
 def test_a_net_that_waits_for_the_gpu_is_refused_unless_it_runs_without_a_graph(gpu, scripts):
     (scripts.runs_dir / "waiting.py").write_text(WAITING_NET)
     ran = gpu.run(A3C_DATA, "--net", "waiting:make")
