@@ -14,7 +14,11 @@ from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.weights import Weights
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.timeout(600),  # a virtual GPU computes on the CPU
+]
 
 SPACES = Box(0, 255, (4, 84, 84), "uint8"), Discrete(6)
 

@@ -18,7 +18,7 @@ from harness import (
 )
 
 PENDULUM, PONG, MASKED, CRASH = "Pendulum-v1", "PongNoFrameskip-v4", "envs:Masked-v0", "envs:Crash-v0"
-SHORT, DRAWING = ("--total-steps", "500"), ("--total-steps", "600", "--learning-starts", "200")
+SHORT, DRAWING = ("--total-steps", "320"), ("--total-steps", "600", "--learning-starts", "200")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Case:
 
 QUICK = {
     "a3c_data": Case(A3C_DATA, launches=(5, 150)),
-    "a3c_data, images": Case(A3C_DATA, ("--total-steps", "200"), PONG, (5, 185)),
+    "a3c_data, images": Case(A3C_DATA, ("--total-steps", "96"), PONG, (5, 185)),
     "a3c_grad": Case(A3C_GRAD, launches=(24, 16)),
     "apex_dqn": Case(APEX_DQN, DRAWING, launches=(1, 135)),
     "impala, lstm": Case(IMPALA, (*SHORT, "--lstm"), launches=(17, 560)),
