@@ -22,7 +22,7 @@ from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.precision import acting_dtype, check_capture
+from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_memory, probe_env, set_up_torch
@@ -58,9 +58,6 @@ class RolloutSetup(Setup):
             net.norm.turn_off()
         state = acting_state_spec(args.num_envs, action_space, net.lstm_size)
         layout = ActorLayout(action_space, args.unroll_length, state, args.slots_per_actor, messages)
-        if args.cuda and args.cuda_graph and ":" in args.net:
-            dtype = torch.uint8 if net.norm.image else torch.float32
-            check_capture(net, torch.zeros(args.num_envs, *net.norm.shift.shape[1:], dtype=dtype), args.net)
         spec = self.slot_spec(args, net, obs_space, action_space)
         slots = allocate_slots(args, spec, device if self.slots_with_net else torch.device("cpu"))
         super().__init__(net, make_optimizer(args, net), slots, layout, acting_dtype(args.precision, net))

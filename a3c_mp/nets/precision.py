@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.obs_norm import ObsNorm
 
 
@@ -57,42 +56,19 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def check_capture(net: Any, obs: Tensor, name: str) -> None:
-    """Raise ConfigError if the forward pass of a net of the user's own, `name`, cannot be captured as a CUDA graph.
-
-    What the host waits for cannot be in one. `obs` are observations [B, *obs_shape] on the CPU.
-    """
-    with torch.inference_mode():
-        net(obs.to(next(net.parameters()).device))  # raises what is wrong without a graph, too
-    try:
-        acting_forward(net, obs, deterministic=False)
-    except RuntimeError as error:
-        first: BaseException = error
-        while first.__context__ is not None:  # the end of the capture fails as well
-            first = first.__context__
-        why = f"actors launch it as a CUDA graph, which failed ({one_line(first).partition(' CUDA kernel errors')[0]})"
-        fix = (
-            "leave out what waits for the GPU (item, cpu, a tensor in an if, masks as indices), or give --no-cuda-graph"
-        )
-        raise ConfigError("net", name, why, fix) from error
-
-
-def acting_forward(
-    net: nn.Module, *examples: Tensor, deterministic: bool, use_graph: bool = True
-) -> Callable[..., tuple[Tensor, ...]]:
-    """Return an actor's forward pass for observations on the CPU: for a net on the GPU a CUDA graph, else the net.
+def acting_forward(args: Any, net: nn.Module, *examples: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """Return an actor's forward pass for observations on the CPU: a net on the GPU is a CUDA graph with `--cuda-graph`.
 
     The graph has one launch instead of one for each of a dozen small kernels. It reads the parameters in place, so
     `Weights.load` into the same net takes effect without a new capture
     (pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Later inputs must have the shapes and dtypes of `examples`.
-    With `use_graph` false, the net is run as it is.
     """
     device = next(net.parameters()).device
     if device.type == "cpu":
         return net
-    if deterministic:
+    if args.deterministic:
         make_deterministic()
-    if not use_graph:
+    if not args.cuda_graph:
         return lambda *inputs: net(*(value.to(device, non_blocking=True) for value in inputs))
     places = [example.to(device, copy=True) for example in examples]
     graph = torch.cuda.CUDAGraph()

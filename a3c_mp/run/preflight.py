@@ -22,7 +22,7 @@ from torch import nn
 
 import wrappers
 from a3c_mp.config import CommonArgs, flag_name
-from a3c_mp.errors import ConfigError, Stopped, one_line
+from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.precision import make_deterministic
@@ -37,7 +37,6 @@ STATS = 129  # numbers for each one of a wide observation in its statistics (`ob
 ENV_COPIES = 20  # of the vectors of an actor's environments: in their spaces (bounds), wrappers and steps
 WIDE = 10_000  # numbers of an observation that is the cause where memory is too small
 ACTIONS_OF = {Discrete: "from 0", MultiDiscrete: "from 0", Box: "of floating-point numbers"}  # those that can be used
-DRIVERS = {"12": 525, "13": 580}  # CUDA -> oldest driver (docs.nvidia.com/deploy/cuda-compatibility)
 TRACE_STEPS, TRACE_SECONDS = 100, 1.0  # of an environment, to see whether it repeats them
 FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
 """environment id -> (observation space, action space, layout of observations that are flattened) of `probe_env`"""
@@ -159,37 +158,14 @@ def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
         raise ConfigError("num-learners", num_learners, why, "lower it, or leave --cuda out")
 
 
-def check_gpu(device: torch.device) -> None:
-    """Make the GPU the current one and launch a kernel. Raises ConfigError if that fails: driver and build of torch."""
-    version = torch.version.cuda
-    fix = "leave --cuda out (resumed: give --no-cuda), or install a CUDA build of torch"
-    if version is None:
-        raise ConfigError("cuda", True, "this torch has no CUDA", fix)
-    driver = DRIVERS.get(version.split(".")[0])
-    needs = f"CUDA {version}" + (f", which needs driver {driver} or newer" if driver else "")
-    fix = "leave --cuda out (resumed: give --no-cuda), or see nvidia-smi and docs/platforms.md"
-    if not torch.cuda.is_available():
-        raise ConfigError("cuda", True, f"torch sees no GPU that it can use; its build is for {needs}", fix)
-    try:
-        torch.cuda.set_device(device.index or 0)
-        torch.ones(1, device=device).add_(1).item()
-    except RuntimeError as error:  # without kernels for this GPU, or it is lost, full or reserved
-        why = one_line(error).partition(" CUDA kernel errors")[0]  # torch adds advice for its developers
-        with suppress(RuntimeError):
-            gpu = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
-            arches = " ".join(torch.cuda.get_arch_list())
-            why += f"; the GPU is {gpu}, torch's build is for {needs}, and has kernels for {arches}"
-        raise ConfigError("cuda", True, why, fix) from error
-
-
 def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
     """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` the GPU `rank`."""
     check_temporary_folder()
-    device = torch.device("cuda" if args.cuda else "cpu")
+    device = torch.device("cpu")
     if args.cuda:
-        if rank:
-            device = torch.device("cuda", rank)
-        check_gpu(device)
+        from a3c_mp.run.gpu import open_gpu
+
+        device = open_gpu(rank)
     torch.set_num_threads(args.learner_threads)
     torch.manual_seed(args.seed)
     if args.deterministic and args.cuda:  # on the CPU results are deterministic anyway

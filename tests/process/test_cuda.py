@@ -10,6 +10,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from harness import EVERY_CHAPTER
 
+from a3c_mp.config import CommonArgs
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.weights import Weights
@@ -31,7 +32,7 @@ def test_the_graph_computes_what_the_net_does_with_newly_loaded_weights_too():
     net = make_actor_critic(*SPACES).cuda()
     acting = copy.deepcopy(net)
     with torch.inference_mode():
-        forward = acting_forward(acting, obs(0), deterministic=False)
+        forward = acting_forward(CommonArgs(), acting, obs(0))
         torch.testing.assert_close(forward(obs(1)), net(obs(1).cuda()))
         for parameter in net.parameters():
             parameter.mul_(0.5)

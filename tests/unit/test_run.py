@@ -25,9 +25,10 @@ from a3c_mp.processes.prints import prints
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run import display
-from a3c_mp.run.banner import error_summary, note_on_cores, resume_command, settings_parts
+from a3c_mp.run.banner import error_summary, resume_command, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import open_log
+from a3c_mp.run.gpu import note_on_cores
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.progress import RunState
@@ -204,10 +205,9 @@ def test_the_log_says_which_learning_rate_a_run_ends_with_and_where_rewards_are_
 )
 def test_a_run_on_a_gpu_says_how_many_actors_would_use_the_cores(cores, num_learners, suggested, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    args = SimpleNamespace(cuda=True, local_actors=2, actors_flag="num-actors", num_learners=num_learners)
-    text = f"of {cores} cores most are idle, --num-actors {suggested} would use them" if suggested else ""
+    args = SimpleNamespace(local_actors=2, actors_flag="num-actors", num_learners=num_learners)
+    text = f"; of {cores} cores most are idle, --num-actors {suggested} would use them" if suggested else ""
     assert note_on_cores(args) == text
-    assert note_on_cores(SimpleNamespace(**{**vars(args), "cuda": False})) == ""
 
 
 INCIDENTS = [

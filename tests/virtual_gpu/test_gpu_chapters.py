@@ -91,7 +91,7 @@ WAITS = {
 }
 """budget: most waits in a function for each step of an actor, each load or publication of weights, and each update"""
 NOW_AND_THEN = (
-    "checkpoint.", "metrics.", "evaluation.", "spawn.", "preflight.", "precision.acting_forward", "actor.Memory.place",
+    "checkpoint.", "metrics.", "evaluation.", "spawn.", "gpu.", "precision.acting_forward", "actor.Memory.place",
     "actor_critic.RolloutSetup", "apex.ApexSetup", "train_a3c_grad.actor", "learner_group.",
     "weights.Weights.load_state_dict",
 )  # fmt: skip

@@ -67,7 +67,7 @@ FAULTS = {
         "Attempted to send CUDA tensor received from another process",
     ),
     "both learners on one GPU": Fault(
-        TWO, "a3c_mp/run/preflight.py", 'torch.device("cuda", rank)', 'torch.device("cuda", 0)', "learner-1 on 0"
+        TWO, "a3c_mp/run/gpu.py", 'torch.device("cuda", rank)', 'torch.device("cuda", 0)', "learner-1 on 0"
     ),
     "a process without a GPU's role that opens one": Fault(
         EVALUATED, "a3c_mp/algorithms/roles.py", '"args": (None,)', '"args": (learner.memory,)', "evaluator used"
