@@ -114,6 +114,8 @@ def excess(ran, case):
             most = sum(count * units[unit] for unit, count in WAITS.get(function, {}).items())
             if not function.startswith(NOW_AND_THEN) and number > most:
                 found.append(f"{process['process']}: {number} waits in {function} ({units})")
+        if waits.get("weights.Weights._wait_for_copies", 0) < loads - 1:
+            found.append(f"{process['process']}: weights are read or published without a wait")
         number = sum(count for name, count in launches.items() if not name.startswith(NOW_AND_THEN))
         per_step, per_update = case.launches
         most = START + (per_step * steps if process in ran.actors else per_update * updates)

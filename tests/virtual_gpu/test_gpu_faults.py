@@ -72,6 +72,9 @@ FAULTS = {
     "a process without a GPU's role that opens one": Fault(
         EVALUATED, "a3c_mp/algorithms/roles.py", '"args": (None,)', '"args": (learner.memory,)', "evaluator used"
     ),
+    "weights published before they are written": Fault(
+        DATA, "a3c_mp/processes/weights.py", "if self.buffers.is_cuda:", "if False:", "published without a wait"
+    ),
     "a wait more for each step": Fault(
         DATA, COLLECTOR, STEP, f"self.logits.sum().item(); {STEP}", "waits in collector.RolloutCollector.collect"
     ),
