@@ -51,8 +51,10 @@ class VirtualGPU:
         self.monkeypatch.setenv("VIRTUAL_GPUS", str(gpus))
         for name, value in {"root": str(root), **settings}.items():
             self.monkeypatch.setenv(f"VIRTUAL_GPU_{name.upper()}", value)
+        names = {field.name for field in dataclasses.fields(chapter.args_class)}
+        on_gpu = ["--cuda", *(["--act-on", "cuda"] if "act_on" in names else [])]  # vectors, too
         chapter = dataclasses.replace(chapter, script=str(root / chapter.script))
-        return self.scripts.train(chapter, "--cuda", "--max-restarts", "0", *flags)
+        return self.scripts.train(chapter, *on_gpu, "--max-restarts", "0", *flags)
 
     def finish(self, trainer: Popen) -> Ran:
         done = self.scripts.finish(trainer, "r")

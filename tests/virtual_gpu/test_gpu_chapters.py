@@ -91,8 +91,8 @@ WAITS = {
 }
 """budget: most waits in a function for each step of an actor, each load or publication of weights, and each update"""
 NOW_AND_THEN = (
-    "checkpoint.", "metrics.", "evaluation.", "spawn.", "gpu.", "precision.acting_forward", "actor.Memory.place",
-    "actor_critic.RolloutSetup", "apex.ApexSetup", "train_a3c_grad.actor", "learner_group.",
+    "checkpoint.", "metrics.", "evaluation.", "spawn.", "gpu.", "acting.", "precision.acting_forward",
+    "actor.Memory.place", "actor_critic.RolloutSetup", "apex.ApexSetup", "train_a3c_grad.actor", "learner_group.",
     "weights.Weights.load_state_dict",
 )  # fmt: skip
 """functions that may wait, as they are called at the start, or once a second and more rarely"""
@@ -126,7 +126,7 @@ def excess(ran, case):
 
 def strangers(ran):
     """Processes that used the GPU and are neither learners nor actors."""
-    own = ran.learners + ran.actors + ran.role("ray")
+    own = ran.learners + ran.actors + ran.role("ray", "ipc-check")
     return [process["process"] for process in ran.processes if process not in own]
 
 
