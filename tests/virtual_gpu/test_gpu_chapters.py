@@ -145,7 +145,7 @@ def test_a_chapter_keeps_the_rules_of_a_gpu(gpu, name):
 @pytest.mark.slow
 def test_a_successor_of_a_crashed_actor_gets_the_weights_on_the_gpu_again(gpu):
     """IPC handles go from the learner to each successor; they cannot be sent on."""
-    ran = gpu.run(replace(A3C_DATA, env_id=CRASH), *SHORT, "--max-restarts", "9")
+    ran = gpu.run(replace(A3C_DATA, env_id=CRASH), "--max-restarts", "9", "--total-steps", "600")
     assert ran.done.code == 0, ran.done.err
     restarts = ran.done.summary["worker_restarts"]
     assert restarts > 0
