@@ -6,12 +6,14 @@ The trainers of all rows are started, then take turns: one runs for `--window` s
     python bench/throughput.py --rows a3c_data "task eval-every=0" task --env-id CartPole-v1
     python bench/throughput.py --trees ../before . --repeat 5
 
-A row's cost is the processor time of a step in the learner's process and in all others; the cores divided by their sum
-are the most that this code can do here ("at most"). Flags that are not listed here are the trainer's.
+A row's cost is the processor time of a step in the learner's process and in all others. The most that this code can do
+here ("at most") is the cores divided by their sum, or the rate of a learner that never waits for data if that is less:
+its time has what it waits for a GPU. Flags that are not listed here are the trainer's.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import statistics
 import subprocess
@@ -80,7 +82,10 @@ class Contestant:
                 process.send_signal(signum)
 
     def figures(self) -> Result:
-        """Agent steps a second of its own time, after the warm-up; processor time of a step (ms)."""
+        """Agent steps a second of its own time, after the warm-up; processor time of a step (ms); learner_busy.
+
+        That is the share of the learner's time in which it does not wait for data; 0 where a chapter does not say.
+        """
         warm, end = self.turns[0][1], self.turns[-1][1]
         points = [point for point in common.scalars(self.folder, "time/elapsed_seconds") if point.wall_time <= end]
         before = [point for point in points if point.wall_time <= warm]
@@ -92,7 +97,11 @@ class Contestant:
         sps = (last.step - first.step) / own
         steps = sps * sum(b - a for a, b in self.turns[1:])
         learner, others = (1000 * (b - a) / steps for a, b in zip(self.cpu[0], self.cpu[-1], strict=True))
-        return {"sps": sps, "learner_ms": learner, "others_ms": others}
+        waiting = [
+            point for point in common.scalars(self.folder, "time/waiting") if first.step < point.step <= last.step
+        ]
+        busy = 1 - statistics.fmean(point.value for point in waiting) if waiting else 0.0
+        return {"sps": sps, "learner_ms": learner, "others_ms": others, "learner_busy": busy}
 
 
 @contextmanager
@@ -137,13 +146,20 @@ def medians(runs: Sequence[Result]) -> dict[str, Result]:
     return found
 
 
+def at_most(cores: int, figures: Result) -> float:
+    """Agent steps a second that neither the cores nor the learner's process can exceed."""
+    busy = figures.get("learner_busy", 0.0)
+    return min(
+        1000 * cores / (figures["learner_ms"] + figures["others_ms"]), figures["sps"] / busy if busy else math.inf
+    )
+
+
 def table(result: Result) -> str:
     lines = []
     for name, found in medians(result["runs"]).items():
-        cost = found["learner_ms"] + found["others_ms"]
         ratios = ", ".join(f"{ratio:.3f}" for ratio in found["ratios"])
         cells = [f"{found['sps']:,.0f}", f"{found['ratio']:.3f}", ratios, f"{found['learner_ms']:.3f}"]
-        lines.append([name, *cells, f"{found['others_ms']:.3f}", f"{1000 * result['machine']['cores'] / cost:,.0f}"])
+        lines.append([name, *cells, f"{found['others_ms']:.3f}", f"{at_most(result['machine']['cores'], found):,.0f}"])
     titles = ["steps/s", "ratio", "ratios", "learner (ms)", "others (ms)", "at most"]
     return markdown_table(["row", *titles], lines)
 

@@ -7,7 +7,8 @@ population as well, which has members instead of actors and a learner, and share
    `actor` and `inline` where it has neither actors of that name nor `Workers`;
 3. limits of its own in `TOO_LARGE` (unit/test_chapters.py), bad input in `SPECIAL` (unit/test_bad_input.py);
 4. a run whose bits survive kills in `KINDS` (process/test_exact.py);
-5. its first tests: `python -m pytest -k NAME` with the new algorithm's name.
+5. a run on the virtual GPU in `OTHERS` (virtual_gpu/test_gpu_chapters.py) if it has `--cuda`;
+6. its first tests: `python -m pytest -k NAME` with the new algorithm's name.
 """
 
 import importlib
@@ -226,7 +227,7 @@ class Scripts:
 
     def start(self, script: str, *flags: str, prefix: Sequence[str] = (), **popen) -> subprocess.Popen:
         settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": default_signals, **popen}
-        path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
         program = [str(ROOT / script)] if script.endswith(".py") else ["-m", script]
         process = subprocess.Popen(
             [*prefix, sys.executable, *program, *flags],

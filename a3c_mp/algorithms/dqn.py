@@ -67,7 +67,7 @@ class Policy:
         self, args: Args, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
-        self.forward = acting_forward(net, torch.from_numpy(example), deterministic=args.deterministic)
+        self.forward = acting_forward(args, net, torch.from_numpy(example))
         self.args, self.rng = args, np.random.default_rng(0)
         self.place(actor, args.num_actors)
 

@@ -58,7 +58,7 @@ def run_task(
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
         layout = layout_of(args.env_id, made.net)
         nodes = start_nodes(
-            pipeline, (args, learner.memory), roles_of(args, learner.pool, evaluator),
+            pipeline, (args,), roles_of(args, learner, evaluator),
             limits={"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds},
             listen=args.listen, log=run.log, is_interrupted=run.is_interrupted,
             joining=("collector", "evaluator"), key_file=args.key_file,
@@ -80,17 +80,21 @@ def run_task(
     return run.exit_code
 
 
-def roles_of(args: RoleArgs, pool: Any, evaluator: Any) -> list[Role]:
-    """Return the roles of the nodes of this machine: the learner, its collectors, its evaluator."""
+def roles_of(args: RoleArgs, learner: Learner, evaluator: Any) -> list[Role]:
+    """Return the roles of the nodes of this machine: the learner, its collectors, its evaluator.
+
+    The evaluator gets no shared memory: with --cuda its process would open the GPU for weights and slots it never uses.
+    """
     roles = [Role("learner", ("learner",))]
     if args.standalone:
         return roles
+    pool = learner.pool
     for worker in range(args.num_actors):
-        prepare, on_restart = partial(pool.prepare, worker), partial(pool.on_lost, worker)
-        name = f"collector {worker}"
-        roles.append(Role(name, ("collector",), "--num-actors", NICENESS, True, prepare=prepare, on_restart=on_restart))
+        settings: dict[str, Any] = {"prepare": partial(pool.prepare, worker), "args": (learner.memory,)}
+        settings["on_restart"] = partial(pool.on_lost, worker)
+        roles.append(Role(f"collector {worker}", ("collector",), "--num-actors", NICENESS, True, **settings))
     if args.eval_every:
-        settings = {"on_restart": evaluator.on_restart, "on_lost": evaluator.on_lost}
+        settings = {"on_restart": evaluator.on_restart, "on_lost": evaluator.on_lost, "args": (None,)}
         roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, True, **settings))
     return roles
 

@@ -53,7 +53,7 @@ class RolloutCollector:
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
         self.lstm_state_before = net.initial_state(env.num_envs)  # the LSTM's state before self.obs
-        self.forward = acting_forward(net, self.obs, *self.lstm_state_before, deterministic=args.deterministic)
+        self.forward = acting_forward(args, net, self.obs, *self.lstm_state_before)
         self.unseen_fields = set(args.rollout_fields)  # that no infos have had
         self.logits: Tensor | None = None  # of the next action, computed before the rollout that it belongs to
         if saved := {name: torch.from_numpy(part) for name, part in self.games.successor_state.items()}:

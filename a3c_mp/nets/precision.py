@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +56,8 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def acting_forward(net: nn.Module, *examples: Tensor, deterministic: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """Return an actor's forward pass for observations on the CPU: for a net on the GPU a CUDA graph, else the net.
+def acting_forward(args: Any, net: nn.Module, *examples: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """Return an actor's forward pass for observations on the CPU: a net on the GPU is a CUDA graph with `--cuda-graph`.
 
     The graph has one launch instead of one for each of a dozen small kernels. It reads the parameters in place, so
     `Weights.load` into the same net takes effect without a new capture
@@ -65,8 +66,10 @@ def acting_forward(net: nn.Module, *examples: Tensor, deterministic: bool) -> Ca
     device = next(net.parameters()).device
     if device.type == "cpu":
         return net
-    if deterministic:
+    if args.deterministic:
         make_deterministic()
+    if not args.cuda_graph:
+        return lambda *inputs: net(*(value.to(device, non_blocking=True) for value in inputs))
     places = [example.to(device, copy=True) for example in examples]
     graph = torch.cuda.CUDAGraph()
     warm_up = torch.cuda.Stream(device)

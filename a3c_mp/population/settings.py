@@ -108,6 +108,7 @@ class Args(ReplayArgs):
     # Flags of other chapters that this one does not have: class variables are no fields.
     cuda: ClassVar = False  # type: ignore[misc]  # small nets are faster on the CPU
     act_on: ClassVar = "cpu"  # type: ignore[misc]
+    cuda_graph: ClassVar = False  # type: ignore[misc]
     learner_threads: ClassVar = 1  # type: ignore[misc]  # each member is a process
     num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]
     eval_every: ClassVar = 0  # type: ignore[misc]

@@ -51,8 +51,8 @@ class Slots:
         else:
             self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8, device=device)
         self.pinned_elsewhere = pin_for if everywhere else None  # the GPU, the same one in every process
-        if pin_for is not None:
-            pin(self.arena, pin_for)
+        if pin_for is not None and not pin(self.arena, pin_for):
+            self.pinned_elsewhere = None  # other processes do not try
 
     def __getitem__(self, slot: int) -> dict[str, Tensor]:
         """The fields of one slot, as views of shared memory."""
@@ -68,8 +68,11 @@ class Slots:
             pin(self.arena, self.pinned_elsewhere)
 
 
-def pin(memory: Tensor, device: torch.device) -> None:
-    """Page-lock memory of the CPU for copies to a GPU: they are faster and can be queued. A warning where it fails."""
+def pin(memory: Tensor, device: torch.device) -> bool:
+    """Page-lock memory of the CPU for copies to a GPU, which are faster then and can be queued.
+
+    Returns whether that is done; if not, with a warning.
+    """
     with torch.cuda.device(device):
         error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if error != 0:
@@ -77,6 +80,7 @@ def pin(memory: Tensor, device: torch.device) -> None:
             warnings.warn(text, stacklevel=3)
             with suppress(RuntimeError):  # the error would be that of the next kernel
                 torch.zeros(1, device=device)
+    return error == 0
 
 
 def layout(spec: Spec) -> tuple[dict[str, int], int]:

@@ -83,14 +83,15 @@ def _start(process: SpawnProcess) -> None:
     script = sys.modules["__main__"]
     if not hasattr(script, "__spec__"):  # pdb removes it
         script.__spec__ = None
-    sys.modules["__main__"] = ModuleType("__main__")
+    names = [name for name in ("__main__", "__mp_main__") if name in sys.modules]  # the latter: in a child
+    sys.modules.update({name: ModuleType(name) for name in names})
     try:
         process.start()
     except (PicklingError, AttributeError):  # it needs what is hidden
-        sys.modules["__main__"] = script
+        sys.modules.update(dict.fromkeys(names, script))
         process.start()
     finally:
-        sys.modules["__main__"] = script
+        sys.modules.update(dict.fromkeys(names, script))
 
 
 def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], args: tuple, group: bool) -> None:

@@ -19,6 +19,7 @@ from a3c_mp.errors import A3CError, ConfigError
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
+from a3c_mp.run.gpu import note_on_cores
 from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
 from a3c_mp.run.preflight import FOUND, note_on_repeats
 from a3c_mp.wrappers import ActionScaling
@@ -53,7 +54,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         goal += f" (the mean return of games with exploration{offer})"
     lines.append(goal if len(ends) > 1 else f"{goal}; Ctrl-C ends it sooner and keeps what was learned")
     explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
-    lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}")
+    cores = note_on_cores(args) if args.cuda else ""
+    lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}{cores}")
     return lines
 
 

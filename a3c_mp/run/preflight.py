@@ -171,15 +171,11 @@ def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
 def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
     """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` the GPU `rank`."""
     check_temporary_folder()
-    if args.cuda and not torch.cuda.is_available():
-        version = torch.version.cuda
-        why = f"torch sees no GPU that its CUDA {version} can use" if version else "this torch has no CUDA"
-        fix = "see nvidia-smi for GPU and driver" if version else "install a CUDA build of torch"
-        raise ConfigError("cuda", True, why, f"leave --cuda out (resumed: give --no-cuda), or {fix}")
-    device = torch.device("cuda" if args.cuda else "cpu")
-    if args.cuda and rank:
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
+    device = torch.device("cpu")
+    if args.cuda:
+        from a3c_mp.run.gpu import open_gpu
+
+        device = open_gpu(rank)
     torch.set_num_threads(args.learner_threads)
     torch.manual_seed(args.seed)
     if args.deterministic and args.cuda:  # on the CPU results are deterministic anyway

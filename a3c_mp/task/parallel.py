@@ -51,6 +51,8 @@ class Role:
     """gets what happened, before the node is replaced"""
     on_lost: Callable[[WorkerError], Any] | None = None
     """gets the error that the node is given up for, and the task goes on; without it, the error ends the task"""
+    args: tuple[Any, ...] = ()
+    """arguments of `main` in this node, after those that all nodes get"""
 
 
 def supervise(
@@ -70,7 +72,8 @@ def supervise(
         with child_end:  # the child has a copy; with this one closed, its death reads as an end of file
             node_args = endpoints[index], beats[index : index + 1], role.niceness, role.prepare()
             name = role.name.replace(" ", "-")
-            return start_child(run_node, (main, args, node_args, child_end), name=name, daemon=True, group=True), pipe
+            run_args = main, (*args, *role.args), node_args, child_end
+            return start_child(run_node, run_args, name=name, daemon=True, group=True), pipe
 
     def on_message(index: int, report: tuple) -> None:
         child, (kind, *content) = supervisor.children[index], report

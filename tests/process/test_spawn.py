@@ -137,3 +137,25 @@ def test_other_ways_to_start_a_chapter(tmp_path, words, call):
     assert "--total-steps reached after" in done.stderr + done.stdout, done.stderr
     assert done.stdout.count("after it") == (call is not None), "children do not run the script"
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["r"]
+
+
+NESTED = """from pathlib import Path
+from a3c_mp.processes.spawn import start_child
+
+def grandchild():
+    Path("started").touch()
+
+def child():
+    start_child(grandchild, (), name="grandchild", daemon=False).join()
+
+if __name__ == "__main__":
+    start_child(child, (), name="child", daemon=False).join()
+"""
+
+
+def test_a_child_starts_a_child_with_a_function_of_the_script(tmp_path):
+    """As a second learner starts actors of the chapter that is the script."""
+    (tmp_path / "script.py").write_text(NESTED)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=100)
+    assert (tmp_path / "started").exists()

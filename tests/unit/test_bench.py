@@ -187,12 +187,14 @@ def test_medians_count_what_was_not_solved_as_endless(num_solved, seconds, steps
 
 def test_a_rate_in_turns_counts_the_time_that_was_the_trainers_own(monkeypatch):
     points = [(3.0, 50), (9.0, 100), (21.0, 300), (33.0, 700), (99.0, 9999)]  # the last one is of the shutdown
-    events = [SimpleNamespace(wall_time=seconds, step=step) for seconds, step in points]
+    events = [SimpleNamespace(wall_time=seconds, step=step, value=0.75) for seconds, step in points]
     monkeypatch.setattr(common, "scalars", lambda folder, name: events)
     turns, cpu = [(0.0, 10.0), (20.0, 22.0), (30.0, 34.0)], [(5.0, 1.0), (6.0, 2.0), (8.0, 4.0)]
     found = throughput.Contestant(None, Path("run"), turns, cpu).figures()
     assert found["sps"] == (700 - 100) / (1 + 2 + 3)
     assert (found["learner_ms"], found["others_ms"]) == (3000 / 600, 3000 / 600), "of the 6 s after the warm-up"
+    assert throughput.at_most(2, found) == 2 / 0.010, "the cores are the limit"
+    assert throughput.at_most(16, found) == 100 / (1 - 0.75), "the learner is, which may wait for a GPU"
     with pytest.raises(ConfigError, match=r"^warm-up=\d+: nothing was learned"):
         throughput.Contestant(None, Path("run"), [(0.0, 2.0), (20.0, 22.0)], cpu).figures()
 

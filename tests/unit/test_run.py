@@ -29,6 +29,7 @@ from a3c_mp.run.acting import Acting
 from a3c_mp.run.banner import error_summary, resume_command, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import open_log
+from a3c_mp.run.gpu import note_on_cores
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.progress import RunState
@@ -199,6 +200,17 @@ def test_the_log_says_which_learning_rate_a_run_ends_with_and_where_rewards_are_
     args = PPOArgs(total_steps=total_steps, learning_rate_end=5e-5, anneal_steps=75)
     assert settings_parts(args) == ["rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)", text]
     assert settings_parts(replace(args, anneal_steps=0))[-1] == "lr 0.0005 -> 5e-05"
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_learners", "suggested"),
+    [(2, 1, None), (4, 1, None), (5, 1, 4), (16, 1, 15), (16, 2, 14), (7, 3, None)],
+)
+def test_a_run_on_a_gpu_says_how_many_actors_would_use_the_cores(cores, num_learners, suggested, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    args = SimpleNamespace(local_actors=2, actors_flag="num-actors", num_learners=num_learners)
+    text = f"; of {cores} cores most are idle, --num-actors {suggested} would use them" if suggested else ""
+    assert note_on_cores(args) == text
 
 
 INCIDENTS = [

@@ -55,14 +55,16 @@ def test_fields_have_their_shapes_are_zero_and_aligned_and_never_overlap(spec, n
 
 def test_memory_that_cuda_does_not_pin_is_used_as_it_is(monkeypatch):
     """Where CUDA refuses to register it, as in a container with little of such memory."""
-    cudart = Mock(cudaHostRegister=lambda address, size, flags: 2)
+    cudart = Mock(**{"cudaHostRegister.return_value": 2})
     cuda = Mock(device=lambda number: contextlib.nullcontext(), cudart=lambda: cudart)
     monkeypatch.setattr(torch, "cuda", cuda)
     next_kernel = Mock(side_effect=RuntimeError("out of memory"))  # which gets the error that is left
     monkeypatch.setattr(torch, "zeros", next_kernel)
     with pytest.warns(UserWarning, match=r"memory of 64 bytes cannot be pinned \(CUDA error 2\)"):
-        slots = Slots({"x": ((3,), torch.float32)}, 1, pin_for=torch.device("cuda", 1))
+        slots = Slots({"x": ((3,), torch.float32)}, 1, pin_for=torch.device("cuda", 1), everywhere=True)
     next_kernel.assert_called_once_with(1, device=torch.device("cuda", 1))
+    slots.__setstate__(dict(vars(slots)))  # as in another process, which does not try again
+    cudart.cudaHostRegister.assert_called_once()
     slots[0]["x"].fill_(1.0)
     assert slots[0]["x"].tolist() == [1.0] * 3
 

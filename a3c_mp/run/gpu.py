@@ -1,0 +1,80 @@
+"""Checks before a run with `--cuda`: the GPU runs kernels, the net can be a CUDA graph, actors use the cores."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from a3c_mp.config import CommonArgs
+from a3c_mp.errors import ConfigError, one_line
+from a3c_mp.nets.precision import acting_forward
+
+DRIVERS = {"12": 525, "13": 580}
+"""CUDA -> oldest driver (docs.nvidia.com/deploy/cuda-compatibility)"""
+
+
+def open_gpu(rank: int) -> torch.device:
+    """Make the GPU of a learner the current one, launch a kernel there, and return its device.
+
+    Raises ConfigError, which names driver and architectures that torch's build needs, if that fails.
+    """
+    version, leave = torch.version.cuda, "leave --cuda out (resumed: give --no-cuda)"
+    if version is None:
+        raise ConfigError("cuda", True, "this torch has no CUDA", f"{leave}, or install a CUDA build of torch")
+    driver = DRIVERS.get(version.split(".")[0])
+    needs = f"CUDA {version}" + (f", which needs driver {driver} or newer" if driver else "")
+    fix = f"{leave}, or see nvidia-smi and docs/platforms.md"
+    if not torch.cuda.is_available():
+        raise ConfigError("cuda", True, f"torch sees no GPU that it can use; its build is for {needs}", fix)
+    device = torch.device("cuda", rank) if rank else torch.device("cuda")
+    try:
+        torch.cuda.set_device(rank)
+        torch.ones(1, device=device).add_(1).item()
+    except RuntimeError as error:  # without kernels for this GPU, or it is lost, full or reserved
+        why = _cause(error)
+        with suppress(RuntimeError):
+            gpu = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+            arches = " ".join(torch.cuda.get_arch_list())
+            why += f"; the GPU is {gpu}, torch's build is for {needs}, and has kernels for {arches}"
+        raise ConfigError("cuda", True, why, fix) from error
+    return device
+
+
+def check_capture(args: Any, net: Any) -> None:
+    """Raise ConfigError if the forward pass of a net of the user's own cannot be captured as a CUDA graph.
+
+    What the host waits for cannot be in one.
+    """
+    if not (args.cuda and args.cuda_graph and ":" in getattr(args, "net", "")):
+        return
+    dtype = torch.uint8 if net.norm.image else torch.float32
+    obs = torch.zeros(args.num_envs, *net.norm.shift.shape[1:], dtype=dtype)
+    with torch.inference_mode():
+        net(obs.to(net.norm.shift.device))  # raises what is wrong without a graph, too
+    try:
+        acting_forward(args, net, obs)
+    except RuntimeError as error:
+        why = f"actors launch it as a CUDA graph, which failed ({_cause(error)})"
+        fix = (
+            "leave out what waits for the GPU (item, cpu, a tensor in an if, masks as indices), or give --no-cuda-graph"
+        )
+        raise ConfigError("net", args.net, why, fix) from error
+
+
+def _cause(error: BaseException) -> str:
+    """The first of the errors that led to this one, as the end of a capture fails too; without torch's advice."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return one_line(error).partition(" CUDA kernel errors")[0]
+
+
+def note_on_cores(args: CommonArgs) -> str:
+    """Which --num-actors would use the cores of this machine beside a GPU, if most of them have nothing to do."""
+    learners, cores = getattr(args, "num_learners", 1), len(os.sched_getaffinity(0))
+    at_most = (cores - learners) // learners * learners
+    if not args.local_actors or at_most < 2 * args.local_actors:
+        return ""
+    return f"; of {cores} cores most are idle, --{args.actors_flag} {at_most} would use them"

@@ -1,0 +1,1 @@
+"""A virtual GPU: torch's CPU build with tensors on "cuda"; see README.md. Import `library` alone without torch."""

@@ -1,0 +1,212 @@
+"""Every chapter with --cuda on a virtual GPU: it keeps the rules, and waits and launches no more than it has to."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from harness import (
+    A3C_DATA,
+    A3C_GRAD,
+    APEX_DDPG,
+    APEX_DQN,
+    CHAPTERS,
+    IMPALA,
+    RAY_DQN,
+    RAY_IMPALA,
+    TASK,
+    Chapter,
+    actors_of,
+)
+
+PENDULUM, PONG, MASKED, CRASH = "Pendulum-v1", "PongNoFrameskip-v4", "envs:Masked-v0", "envs:Crash-v0"
+SHORT, DRAWING = ("--total-steps", "320"), ("--total-steps", "600", "--learning-starts", "200")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run on the virtual GPU."""
+
+    chapter: Chapter
+    flags: tuple[str, ...] = SHORT
+    env_id: str = ""
+    launches: tuple[float, float] = (0, 0)
+    """budget: most launches of an actor for each step, and of a learner for each update; 0: not checked"""
+    gpus: int = 1
+
+    @property
+    def row(self) -> Chapter:
+        return replace(self.chapter, env_id=self.env_id or self.chapter.env_id)
+
+
+QUICK = {
+    "a3c_data": Case(A3C_DATA, launches=(5, 150)),
+    "a3c_data, images": Case(A3C_DATA, ("--total-steps", "96"), PONG, (5, 185)),
+    "a3c_grad": Case(A3C_GRAD, launches=(24, 16)),
+    "apex_dqn": Case(APEX_DQN, DRAWING, launches=(1, 135)),
+    "impala, lstm": Case(IMPALA, (*SHORT, "--lstm"), launches=(17, 560)),
+    "task, evaluated": Case(TASK, (*SHORT, "--eval-every", "200", "--eval-episodes", "1"), launches=(5, 150)),
+}
+OTHERS = {
+    "a3c_data, continuous": Case(A3C_DATA, ("--total-steps", "3300", "--noise-steps", "4"), PENDULUM),
+    "a3c_data, masks": Case(A3C_DATA, env_id=MASKED),
+    "a3c_data, evaluated": Case(A3C_DATA, (*SHORT, "--eval-every", "200", "--eval-episodes", "1")),
+    "a3c_grad, deterministic": Case(A3C_GRAD, (*SHORT, "--deterministic")),
+    "a3c_grad, images": Case(A3C_GRAD, ("--total-steps", "200"), PONG),
+    "apex_dqn, images": Case(APEX_DQN, DRAWING, PONG),
+    "apex_dqn, two GPUs": Case(APEX_DQN, (*DRAWING, "--num-learners", "2"), gpus=2),
+    "apex_ddpg": Case(APEX_DDPG, DRAWING, launches=(40, 175)),
+    "impala, images": Case(IMPALA, ("--total-steps", "300"), PONG),
+    "impala, two GPUs": Case(IMPALA, (*SHORT, "--num-learners", "2"), gpus=2),
+    "task, threads": Case(TASK, (*SHORT, "--standalone", "--async-mode")),
+    "ray_impala": Case(RAY_IMPALA),
+    "ray_dqn": Case(RAY_DQN, DRAWING),
+}
+assert {case.chapter.algorithm for case in (QUICK | OTHERS).values()} >= {chapter.algorithm for chapter in CHAPTERS}
+CASES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+
+WAITS = {
+    "rollout.write_step": {"step": 2, "load": 2},  # logits and values; the first value of a rollout, and LSTM's state
+    "collector.RolloutCollector.collect": {"step": 1},  # actions
+    "collector.RolloutCollector._starts": {"step": 1},  # the end of episodes, for the LSTM's state
+    "dqn.Policy._q": {"step": 1},
+    "distributions.mask_logits": {"step": 1},
+    "ddpg.Policy.act": {"step": 4},
+    "transitions.TransitionCollector.fill": {"load": 1},  # the scale of rewards
+    "gradients.Outbox.collect": {"load": 1},
+    "gradients.Outbox.write": {"load": 5},
+    "resume_states.ResumeStates.write": {"load": 2},  # of deterministic runs
+    "weights.Weights._wait_for_copies": {"load": 1},
+    "actor_critic.advantages_and_targets": {"load": 2},
+    "actor_critic.advantages_and_targets.<locals>.<genexpr>": {"load": 3},
+    "actor_critic.action_metrics.<locals>.<genexpr>": {"load": 2},  # bounds of continuous actions
+    "rollout.minibatches": {"update": 1},
+    "obs_stats.VectorStats.update": {"load": 1},
+    "obs_stats.ImageStats.update.<locals>.<dictcomp>": {"load": 1},
+    "obs_norm.ObsNorm.update": {"load": 2},
+    "guard.NonFiniteFilter.check": {"update": 1},
+    "train_apex.learn": {"update": 1},
+    "impala.UnrollReplay.sample": {"update": 1},
+    "gradients.MeanGradient.add": {"update": 2},  # one for each gradient in a step
+    "gradients.GradientSetup._accept": {"update": 4},
+    "parameters.Publisher._share": {"update": 1},
+}
+"""budget: most waits in a function for each step of an actor, each load or publication of weights, and each update"""
+NOW_AND_THEN = (
+    "checkpoint.", "metrics.", "evaluation.", "spawn.", "gpu.", "acting.", "precision.acting_forward",
+    "actor.Memory.place", "actor_critic.RolloutSetup", "apex.ApexSetup", "train_a3c_grad.actor", "learner_group.",
+    "weights.Weights.load_state_dict",
+)  # fmt: skip
+"""functions that may wait, as they are called at the start, or once a second and more rarely"""
+START = 100
+"""launches of a process before its first step"""
+
+
+def excess(ran, case):
+    """What processes of a run did that is not in the budgets."""
+    found = []
+    for process in ran.processes:
+        launches, waits = process["launches_by"], process["waits_by"]
+        loads = 1 + launches.get("weights.Weights.load", 0) + launches.get("weights.Weights.publish", 0)
+        updates, args = ran.done.summary["updates"], ran.done.config["args"]
+        length = args.get("block_length", args.get("unroll_length"))
+        steps = 1 + process.get("replays", length * loads)  # ddpg acts without a graph
+        units = {"step": steps, "load": loads, "update": updates}
+        for function, number in waits.items():
+            most = sum(count * units[unit] for unit, count in WAITS.get(function, {}).items())
+            if not function.startswith(NOW_AND_THEN) and number > most:
+                found.append(f"{process['process']}: {number} waits in {function} ({units})")
+        if waits.get("weights.Weights._wait_for_copies", 0) < loads - 1:
+            found.append(f"{process['process']}: weights are read or published without a wait")
+        number = sum(count for name, count in launches.items() if not name.startswith(NOW_AND_THEN))
+        per_step, per_update = case.launches
+        most = START + (per_step * steps if process in ran.actors else per_update * updates)
+        if any(case.launches) and number > most:
+            found.append(f"{process['process']}: {number} launches ({units})")
+    return found
+
+
+def strangers(ran):
+    """Processes that used the GPU and are neither learners nor actors."""
+    own = ran.learners + ran.actors + ran.role("ray", "ipc-check")
+    return [process["process"] for process in ran.processes if process not in own]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_chapter_keeps_the_rules_of_a_gpu(gpu, name):
+    case = (QUICK | OTHERS)[name]
+    ran = gpu.run(case.row, *case.flags, gpus=case.gpus)
+    assert ran.done.code == 0, ran.done.err
+    assert ran.done.summary["updates"] > 0
+    assert not strangers(ran)
+    assert not excess(ran, case)
+    for gpu_number, learner in enumerate(sorted(ran.learners, key=lambda each: each["process"], reverse=True)):
+        assert learner[f"launches_on_{gpu_number}"] > learner["launches"] / 2
+
+
+@pytest.mark.slow
+def test_a_successor_of_a_crashed_actor_gets_the_weights_on_the_gpu_again(gpu):
+    """IPC handles go from the learner to each successor; they cannot be sent on."""
+    ran = gpu.run(replace(A3C_DATA, env_id=CRASH), "--max-restarts", "9", "--total-steps", "600")
+    assert ran.done.code == 0, ran.done.err
+    restarts = ran.done.summary["worker_restarts"]
+    assert restarts > 0
+    assert 0 <= ran.learners[0]["handles_sent"] - 2 - restarts <= 2  # the last ones have not got so far
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, TASK], ids=str)
+def test_a_killed_actor_is_replaced_on_the_gpu(gpu, scripts, chapter):
+    trainer = gpu.start(chapter, "--max-restarts", "3", "--total-steps", "6000")
+    scripts.wait_for_game(trainer)
+    actors_of(trainer.pid)[0].kill()
+    ran = gpu.finish(trainer)
+    assert ran.done.code == 0, ran.done.err
+    assert ran.done.summary["worker_restarts"] == 1
+    assert not strangers(ran)
+
+
+@pytest.mark.slow
+def test_memory_that_cannot_be_pinned_costs_one_warning(gpu):
+    ran = gpu.run(A3C_DATA, *SHORT, pin_error="2")
+    assert ran.done.code == 0, ran.done.err
+    assert (ran.done.out + ran.done.err).count("cannot be pinned (CUDA error 2)") == 1
+    assert [process["process"] for process in ran.processes if "pins_refused" in process] == ["python"]
+
+
+NO_KERNEL = "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might be"
+WAITING_NET = """
+import a3c_mp.nets.distributions
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.policy, self.value = nn.Linear(inputs, outputs), nn.Linear(inputs, 1)
+
+    def forward(self, obs):
+        if obs.abs().max() > 5:
+            obs = obs.clamp(-5, 5)
+        return self.policy(obs), self.value(obs).squeeze(-1)
+
+def make(obs_space, action_space):
+    return Net(obs_space.shape[0], a3c_mp.nets.distributions.num_outputs(action_space))
+"""
+
+
+def test_a_gpu_that_this_torch_has_no_kernels_for_is_refused_in_one_line(gpu):
+    ran = gpu.run(A3C_DATA, kernel_error=NO_KERNEL, capability="7.0")
+    assert ran.done.code == 2
+    assert ran.done.err.count("\n") == 1
+    assert "no kernel image is available for execution on the device; the GPU is sm_70, torch's build" in ran.done.err
+    assert "needs driver 580 or newer, and has kernels for sm_75" in ran.done.err
+
+
+@pytest.mark.slow
+def test_a_net_that_waits_for_the_gpu_is_refused_unless_it_runs_without_a_graph(gpu, scripts):
+    (scripts.runs_dir / "waiting.py").write_text(WAITING_NET)
+    ran = gpu.run(A3C_DATA, "--net", "waiting:make")
+    assert ran.done.code == 2
+    assert ran.done.err.count("\n") == 1
+    assert "net=waiting:make: actors launch it as a CUDA graph, which failed" in ran.done.err
+    assert "--no-cuda-graph" in ran.done.err
+    ran = gpu.run(A3C_DATA, *SHORT, "--net", "waiting:make", "--no-cuda-graph")
+    assert ran.done.code == 0, ran.done.err
