@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-from contextlib import suppress
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from a3c_mp.config import CommonArgs
-from a3c_mp.errors import ConfigError, one_line
+from a3c_mp.errors import ConfigError
 from a3c_mp.nets.obs_norm import ObsNorm
 from a3c_mp.nets.precision import compute_dtype
-from a3c_mp.processes.spawn import start_child
-
-OPEN_SECONDS = 60.0  # longest time of a child that loads torch and opens a handle
 
 
 class Acting(NamedTuple):
@@ -48,6 +39,8 @@ def choose_acting(args: CommonArgs, net: nn.Module) -> Acting:
             raise ConfigError("act-on", args.act_on, "the learner's net is not on a GPU", "give --cuda too")
         return Acting(cpu, compute_dtype(args.precision, cpu, image))
     if args.act_on != "cpu" and not why:
+        from a3c_mp.run.gpu import why_not_shared  # here, as most runs have no GPU
+
         if not (why := why_not_shared(device)):
             note = f"actors act on {device}, with the learner's weights in shared GPU memory (CUDA IPC)"
             return Acting(device, compute_dtype(args.precision, device, image), note)
@@ -56,34 +49,3 @@ def choose_acting(args: CommonArgs, net: nn.Module) -> Acting:
             raise ConfigError("act-on", args.act_on, why, "use auto or cpu")
     note = f"actors act on the CPU ({why or '--act-on cpu'}); weights and what actors send pass through pinned memory"
     return Acting(cpu, compute_dtype(args.precision, cpu, image), note)
-
-
-def why_not_shared(device: torch.device) -> str:
-    """Why no child process can open memory of a GPU that this one has allocated; "" if one can."""
-    tensor = torch.full((1,), 7.0, device=device)
-    ours, theirs = get_context("spawn").Pipe(duplex=False)
-    with ours, theirs:
-        try:
-            child = start_child(_open, (bytes(ForkingPickler.dumps(tensor)), theirs), name="ipc-check", daemon=True)
-        except (OSError, RuntimeError) as error:  # the memory has no handle, or the machine allows no further process
-            return one_line(error)
-        theirs.close()  # else its end would go unnoticed
-        try:
-            return ours.recv() if ours.poll(OPEN_SECONDS) else f"no answer after {OPEN_SECONDS:g} s"
-        except EOFError:
-            child.join()
-            return f"a process that opened it ended with code {child.exitcode}"
-        finally:
-            child.kill()
-            child.join()
-
-
-def _open(handle: bytes, pipe: Connection) -> None:
-    try:
-        value = pickle.loads(handle).item()
-        why = "" if value == 7.0 else f"it reads as {value}, not as 7"
-    except Exception as error:
-        why = one_line(error)
-    with suppress(OSError):
-        pipe.send(why)
-    os._exit(0)

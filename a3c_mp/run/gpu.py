@@ -1,9 +1,13 @@
-"""Checks before a run with `--cuda`: the GPU runs kernels, the net can be a CUDA graph, actors use the cores."""
+"""Checks before a run with `--cuda`: it runs kernels, shares memory, captures the net as a graph; idle cores."""
 
 from __future__ import annotations
 
 import os
+import pickle
 from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -11,9 +15,11 @@ import torch
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.precision import acting_forward
+from a3c_mp.processes.spawn import start_child
 
 DRIVERS = {"12": 525, "13": 580}
 """CUDA -> oldest driver (docs.nvidia.com/deploy/cuda-compatibility)"""
+OPEN_SECONDS = 60.0  # longest time of a child that loads torch and opens a handle
 
 
 def open_gpu(rank: int) -> torch.device:
@@ -69,6 +75,37 @@ def _cause(error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return one_line(error).partition(" CUDA kernel errors")[0]
+
+
+def why_not_shared(device: torch.device) -> str:
+    """Why no child process can open memory of a GPU that this one has allocated; "" if one can."""
+    tensor = torch.full((1,), 7.0, device=device)
+    ours, theirs = get_context("spawn").Pipe(duplex=False)
+    with ours, theirs:
+        try:
+            child = start_child(_open, (bytes(ForkingPickler.dumps(tensor)), theirs), name="ipc-check", daemon=True)
+        except (OSError, RuntimeError) as error:  # the memory has no handle, or the machine allows no further process
+            return one_line(error)
+        theirs.close()  # else its end would go unnoticed
+        try:
+            return ours.recv() if ours.poll(OPEN_SECONDS) else f"no answer after {OPEN_SECONDS:g} s"
+        except EOFError:
+            child.join()
+            return f"a process that opened it ended with code {child.exitcode}"
+        finally:
+            child.kill()
+            child.join()
+
+
+def _open(handle: bytes, pipe: Connection) -> None:
+    try:
+        value = pickle.loads(handle).item()
+        why = "" if value == 7.0 else f"it reads as {value}, not as 7"
+    except Exception as error:
+        why = one_line(error)
+    with suppress(OSError):
+        pipe.send(why)
+    os._exit(0)
 
 
 def note_on_cores(args: CommonArgs) -> str:

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes import slots
-from a3c_mp.run import acting
+from a3c_mp.run import acting, gpu
 from a3c_mp.run import preflight as limits
 from a3c_mp.run.preflight import check_limits, check_processes, note_on_repeats
 
@@ -135,7 +135,7 @@ def test_every_process_besides_the_first_learner_takes_memory(num_learners, eval
 )  # fmt: skip
 def test_actors_act_on_the_gpu_where_that_is_faster_and_possible(act_on, image, refusal, device, note, monkeypatch):
     """A net on torch's device meta stands for one on a GPU: what is not the CPU."""
-    monkeypatch.setattr(acting, "why_not_shared", lambda device: refusal)
+    monkeypatch.setattr(gpu, "why_not_shared", lambda device: refusal)
     net = make_actor_critic(Box(0, 255, (4, 84, 84) if image else (4,), np.uint8), Discrete(2)).to("meta")
     found = acting.choose_acting(SimpleNamespace(act_on=act_on, precision="fp32"), net)
     assert (found.device, found.dtype) == (torch.device(device), torch.float32)
@@ -143,7 +143,7 @@ def test_actors_act_on_the_gpu_where_that_is_faster_and_possible(act_on, image, 
 
 
 def test_a_gpu_that_is_asked_for_and_cannot_be_shared_is_refused(monkeypatch):
-    monkeypatch.setattr(acting, "why_not_shared", lambda device: "no handle")
+    monkeypatch.setattr(gpu, "why_not_shared", lambda device: "no handle")
     net = make_actor_critic(Box(0, 1, (4,)), Discrete(2)).to("meta")
     with pytest.raises(
         ConfigError, match=r"^act-on=cuda: processes cannot share memory of the GPU: no handle; use auto"
@@ -164,5 +164,5 @@ def test_a_gpu_that_is_asked_for_and_cannot_be_shared_is_refused(monkeypatch):
 def test_a_child_process_finds_out_whether_memory_is_shared(reduced, why, monkeypatch):
     """Of a GPU; here what is sent to the child is given."""
     pickled = pickle.dumps(type("Handle", (), {"__reduce__": lambda self: reduced})())
-    monkeypatch.setattr(acting.ForkingPickler, "dumps", lambda tensor: pickled)
-    assert acting.why_not_shared(torch.device("cpu")) == why
+    monkeypatch.setattr(gpu.ForkingPickler, "dumps", lambda tensor: pickled)
+    assert gpu.why_not_shared(torch.device("cpu")) == why
