@@ -161,6 +161,8 @@ def reduce_tensor(tensor: Tensor) -> Any:
 def receive_tensor(memory: Tensor, place: Any, gpu: int, kind: type, requires_grad: bool, sender: int) -> Tensor:
     if sender == os.getpid():
         raise RuntimeError("CUDA error: invalid device context (a handle is opened by the process that made it)")
+    if text := os.environ.get("VIRTUAL_GPU_IPC_ERROR"):
+        raise RuntimeError(text)
     ledger.COUNTS["handles_received"] += 1
     dtype, *layout = place
     host = torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), *layout)

@@ -172,6 +172,31 @@ def test_memory_that_cannot_be_pinned_costs_one_warning(gpu):
     assert [process["process"] for process in ran.processes if "pins_refused" in process] == ["python"]
 
 
+ON_CPU = {"a3c_data, images": PONG, "a3c_grad": "", "apex_dqn": "", "impala, lstm": "", "task, evaluated": ""}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "a3c_grad" else pytest.mark.slow) for name in ON_CPU]
+)
+def test_actors_that_act_on_the_cpu_do_not_use_the_gpu(gpu, name):
+    """Where processes cannot share its memory, also of images."""
+    case, no_ipc = QUICK[name], "CUDA error: invalid resource handle"
+    ran = gpu.run(case.row, *case.flags, "--act-on", "auto", ipc_error=no_ipc)
+    assert ran.done.code == 0, ran.done.err
+    assert ran.done.summary["updates"] > 0
+    why = f"processes cannot share memory of the GPU: RuntimeError: {no_ipc}" if ON_CPU[name] else "a net for vectors"
+    assert f"actors act on the CPU ({why}" in ran.done.out
+    assert not ran.actors
+    assert not strangers(ran)
+
+
+@pytest.mark.slow
+def test_memory_that_processes_cannot_share_is_refused_for_actors_on_the_gpu(gpu):
+    ran = gpu.run(A3C_DATA, ipc_error="CUDA error: operation not supported")
+    assert ran.done.code == 2
+    assert "act-on=cuda: processes cannot share memory of the GPU: RuntimeError: CUDA error: op" in ran.done.err
+
+
 NO_KERNEL = "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might be"
 WAITING_NET = """
 import a3c_mp.nets.distributions
