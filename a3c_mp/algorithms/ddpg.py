@@ -19,6 +19,7 @@ from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.layers import is_image
+from a3c_mp.nets.precision import acting_forward
 from a3c_mp.nets.q_values import DDPGNet
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Batch
@@ -73,7 +74,9 @@ class Policy:
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
         self.args, self.net, self.to_env, self.memory = args, net, ActionScaling(action_space), args.noise_memory
-        self.device = next(net.parameters()).device
+        noise, states = np.zeros((len(example), *action_space.shape)), torch.from_numpy(example)  # type: ignore[misc]
+        self._act = acting_forward(args, net, states, torch.from_numpy(noise), function=self._choose)
+        self._value = acting_forward(args, net, states, function=lambda states: (net.q(states, net(states)[0]),))
         self.place(actor, args.num_actors)
         self.rng = np.random.default_rng(0)
         self.noise = restored["noise"].copy() if restored else None  # [B, ...] float64, drawn at the first block
@@ -98,21 +101,21 @@ class Policy:
         self, obs: np.ndarray, mask: np.ndarray | None = None, warm_up: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Choose noisy actions: (action float32 [B, ...] in [-1, 1], Q(s, a) [B], Q(s, mu(s)) [B])."""
-        states = torch.from_numpy(obs).to(self.device)
-        best = self.net(states)[0]
         assert self.noise is not None, "start_block draws the first"
         self.noise = self.memory * self.noise + (1 - self.memory**2) ** 0.5 * self.sigmas * self._normal(len(obs))
-        action = (best.float().cpu().numpy() + self.noise).clip(-1.0, 1.0).astype(np.float32)
-        action = np.nan_to_num(action, copy=False)  # for observations with NaN or inf any action will do
-        both = torch.cat([torch.from_numpy(action).to(best), best])
-        q = self.net.q(torch.cat([states, states]), both).float().cpu().numpy()
+        action, q = (part.numpy() for part in self._act(torch.from_numpy(obs), torch.from_numpy(self.noise)))
         return action, q[: len(obs)], q[len(obs) :]
+
+    def _choose(self, states: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Noisy actions float32 [B, ...] in [-1, 1]; Q of these and of those without noise, [2 B]."""
+        best = self.net(states)[0].float()
+        action = (best + noise).clamp(-1.0, 1.0).float().nan_to_num()  # for observations with NaN any action will do
+        return action, self.net.q(torch.cat([states, states]), torch.cat([action, best])).float()
 
     @torch.inference_mode()
     def value(self, obs: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         """Compute Q(s, mu(s)) [B], for bootstrapping."""
-        states = torch.from_numpy(obs).to(self.device)
-        return self.net.q(states, self.net(states)[0]).float().cpu().numpy()
+        return self._value(torch.from_numpy(obs))[0].float().numpy()
 
     def _normal(self, num_envs: int) -> np.ndarray:
         return self.rng.standard_normal((num_envs, *self.to_env.center.shape))

@@ -102,7 +102,7 @@ class Policy:
 
     @torch.inference_mode()
     def _q(self, obs: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-        return allowed_q(self.forward(torch.from_numpy(obs))[0].float().cpu().numpy(), mask)
+        return allowed_q(self.forward(torch.from_numpy(obs))[0].float().numpy(), mask)
 
 
 def allowed_q(q: np.ndarray, mask: np.ndarray | None) -> np.ndarray:

@@ -43,8 +43,7 @@ class RolloutCollector:
         self.to_env = ActionScaling(self.action_space)
         net = make_actor_critic(env.single_observation_space, self.action_space, args.net_spec)
         self.net = net = self.memory.place(net)
-        device = self.memory.weights.device
-        self.rng = torch.Generator(device)
+        self.rng = torch.Generator()
         self.bursts: Bursts | None = None
         if args.explorers:
             sizes = category_sizes(self.action_space)
@@ -52,12 +51,12 @@ class RolloutCollector:
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
         self.rollouts = self.games.rollouts  # collected so far, by predecessors too
-        self.lstm_state_before = net.initial_state(env.num_envs)  # the LSTM's state before self.obs
+        self.lstm_state_before = [state.cpu() for state in net.initial_state(env.num_envs)]  # before self.obs
         self.forward = acting_forward(args, net, self.obs, *self.lstm_state_before)
         self.unseen_fields = set(args.rollout_fields)  # that no infos have had
         self.logits: Tensor | None = None  # of the next action, computed before the rollout that it belongs to
         if saved := {name: torch.from_numpy(part) for name, part in self.games.successor_state.items()}:
-            self.logits, self.value = saved["logits"].to(device), saved["value"].to(device)
+            self.logits, self.value = saved["logits"], saved["value"]
             self.lstm_state = [saved["lstm_state"].to(zeros) for zeros in self.lstm_state_before]
             self.lstm_state_before = [saved["lstm_state_before"].to(zeros) for zeros in self.lstm_state_before]
 
@@ -101,7 +100,7 @@ class RolloutCollector:
                 hold = (self.rollouts * len(rollout.action) + t) // self.args.noise_steps
                 self.rng.manual_seed(self._seeds(hold, NOISE)[1])
             logits = self.logits if bursts is None else bursts.acting_logits(t, self.logits)
-            action = self.net.distribution(logits).sample(self.rng).cpu()
+            action = self.net.distribution(logits).sample(self.rng)
             next_obs, reward, terminated, truncated, infos = self.env.step(self.to_env(action.numpy()))
             self.stats.step(reward, terminated | truncated)
             if self.unseen_fields:
@@ -130,7 +129,7 @@ class RolloutCollector:
 
         Also those whose state [B, S] has NaN or inf in it after a bad observation: it would stay to the episode's end.
         """
-        return torch.as_tensor(self.stats.done, device=state.device) | ~state.isfinite().all(dim=1)
+        return torch.from_numpy(self.stats.done) | ~state.isfinite().all(dim=1)
 
     def rollout_seeds(self) -> tuple[int, int]:
         """Two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""

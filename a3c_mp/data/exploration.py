@@ -77,8 +77,8 @@ class Bursts:
         bursting = repeated[:, 0] >= 0
         if not bursting.any():
             return logits
-        chosen = (repeated.clamp(min=0) + self.first_logits).to(logits.device)
+        chosen = repeated.clamp(min=0) + self.first_logits
         masked = logits == MASKED
         certain = torch.full_like(logits, IMPOSSIBLE).scatter(1, chosen, 0.0).masked_fill(masked, MASKED)
-        possible = bursting.to(logits.device) & ~masked.gather(1, chosen).any(dim=1)
+        possible = bursting & ~masked.gather(1, chosen).any(dim=1)
         return torch.where(possible[:, None], certain, logits)

@@ -56,37 +56,58 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def acting_forward(args: Any, net: nn.Module, *examples: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """Return an actor's forward pass for observations on the CPU: a net on the GPU is a CUDA graph with `--cuda-graph`.
+def acting_forward(
+    args: Any, net: nn.Module, *examples: Tensor, function: Callable[..., tuple[Tensor, ...]] | None = None
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Return an actor's forward pass, or another `function` of the net, with inputs and outputs on the CPU.
 
-    The graph has one launch instead of one for each of a dozen small kernels. It reads the parameters in place, so
-    `Weights.load` into the same net takes effect without a new capture
-    (pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Later inputs must have the shapes and dtypes of `examples`.
+    Of a net on the GPU, with `--cuda-graph`, it is a CUDA graph: one launch instead of one for each of a dozen small
+    kernels. The host waits once, for all outputs together, which are float32 then. Later inputs must have the shapes
+    and dtypes of `examples`.
     """
-    device = next(net.parameters()).device
+    device, function = next(net.parameters()).device, function or net
     if device.type == "cpu":
-        return net
+        return function
     if args.deterministic:
         make_deterministic()
-    if not args.cuda_graph:
-        return lambda *inputs: net(*(value.to(device, non_blocking=True) for value in inputs))
     places = [example.to(device, copy=True) for example in examples]
+    with torch.inference_mode():
+        shapes = [output.shape for output in function(*places)]
+
+    def packed() -> Tensor:
+        return torch.cat([output.flatten().float() for output in function(*places)])
+
+    launch = as_graph(packed, device) if args.cuda_graph else packed
+
+    @torch.inference_mode()
+    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
+        for place, value in zip(places, inputs, strict=True):
+            place.copy_(value, non_blocking=True)  # asynchronous from pinned memory
+        parts = launch().cpu().split([shape.numel() for shape in shapes])
+        return tuple(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+
+    return forward
+
+
+def as_graph(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Capture what a function launches as a CUDA graph; return what launches it again, on what its memory then holds.
+
+    Parameters are read in place, so `Weights.load` into the same net takes effect without a new capture
+    (pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+    """
     graph = torch.cuda.CUDAGraph()
     warm_up = torch.cuda.Stream(device)
     warm_up.wait_stream(torch.cuda.current_stream(device))
     with torch.inference_mode(), torch.cuda.device(device):  # a capture records work of the current device
         with torch.cuda.stream(warm_up):  # libraries choose their algorithms before, not during, the capture
             for _ in range(3):
-                net(*places)
+                function()
         torch.cuda.current_stream(device).wait_stream(warm_up)
         with torch.cuda.graph(graph, stream=warm_up):
-            outputs: tuple[Tensor, ...] = net(*places)
+            output = function()
 
-    @torch.inference_mode()
-    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
-        for place, value in zip(places, inputs, strict=True):
-            place.copy_(value, non_blocking=True)  # asynchronous from pinned memory
+    def launch() -> Tensor:
         graph.replay()
-        return tuple(output.clone() for output in outputs)
+        return output
 
-    return forward
+    return launch
