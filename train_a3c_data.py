@@ -91,9 +91,10 @@ def epochs(args: PPOArgs, samples: Samples, rng: torch.Generator) -> Iterator[Sa
 def learn(args: PPOArgs, learner: Learner, rollout: Rollout) -> None:
     """Take gradient steps on the minibatches of a rollout."""
     args = anneal_entropy_coef(args, learner.steps)
-    advantages, value_targets = advantages_and_targets(args, rollout, learner.net.reward_scale)  # by GAE, or n-step
+    advantages, value_targets = advantages_and_targets(args, rollout, learner.reward_scale)  # by GAE, or n-step
     advantages = normalize(advantages) if args.normalize_advantages else advantages
-    for batch in epochs(args, Samples.of(rollout, advantages, value_targets), learner.rng):
+    samples = Samples.of(rollout, advantages, value_targets).to(learner.device)
+    for batch in epochs(args, samples, learner.rng):
         gradient_step(args, learner, loss, batch)
 
 

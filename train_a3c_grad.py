@@ -71,7 +71,7 @@ def actor(channel: Any, args: Args) -> Callable[..., Any]:
             rollout = outbox.collect()
             advantages, value_targets = advantages_and_targets(args, rollout, outbox.reward_scale)
             advantages = normalize(advantages) if args.normalize_advantages else advantages
-            samples = Samples.of(rollout, advantages, value_targets)
+            samples = Samples.of(rollout, advantages, value_targets).to(channel.memory.weights.device)
             yield from map(samples.select, outbox.unsent(len(samples.obs)))
 
     def fill(slot: Any) -> Any:

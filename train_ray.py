@@ -51,7 +51,7 @@ class RayCarrier:
     """The carrier of a cluster: weights go through a parameter server, actors are Ray's."""
 
     def __init__(self, session: Any, setup: Any):
-        self.session, self.packer, self.replay = session, setup.packer, setup.spec
+        self.session, self.packer, self.replay, self.spaces = session, setup.packer, setup.spec, setup.spaces
 
     def share(self, net: Any, acting: Any, untrained: bool) -> Publisher:
         return Publisher(self.session, net, acting.dtype, untrained)  # starts the parameter server
@@ -65,7 +65,7 @@ class RayCarrier:
             memory.states.store(slot, state)
             return (*payload, rows) if self.replay else payload
 
-        setup = self.packer, Reader(memory.weights), self.replay, ray_trainer.spaces_of(args)
+        setup = self.packer, Reader(memory.weights), self.replay, self.spaces
         return Fleet(self.session, node_actor, (make_actor, args, setup), store, **pool)
 
 

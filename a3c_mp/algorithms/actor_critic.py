@@ -81,13 +81,12 @@ class A3CSetup(RolloutSetup):
 
 
 def rollouts(learner: Learner, filled: list) -> Iterator[Rollout]:
-    """Record the rollouts of a round one by one, and yield those that are finite, on the device of the net."""
+    """Record the rollouts of a round one by one, and yield those that are finite, in their slots."""
     for message in filled:
         rollout = Rollout.of(learner.memory.slots[message.slot])
         set_learning_rate(learner.optimizer, learner.args, learner.steps)  # of the steps before this rollout
         if learner.record([message], [stats_of(rollout, learner.lag(message.payload))]).finite:
             with learner.run.timing("learning"):
-                rollout = rollout.to(learner.device)
                 source = f"{learner.args.actor_name} {learner.own[message.worker]}"
                 learner.update_norm(obs_for_stats(rollout.obs, learner.net.norm.image), source)
                 learner.run.record_metrics(action_metrics(learner.setup.layout.action_space, rollout))
@@ -186,16 +185,16 @@ def rewards_and_discounts(args: RewardArgs, rollout: Rollout, reward_scale: Tens
 def advantages_and_targets(
     args: ActorCriticArgs | PPOArgs, rollout: Rollout, reward_scale: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    """Compute (advantages, value targets), both [T, B], by GAE or n-step returns from the values of the acting pass."""
-    # On the CPU: on a GPU, the recurrence over T small steps would be hundreds of kernels.
-    device, rewards_discounts = rollout.value.device, rewards_and_discounts(args, rollout, reward_scale)
-    rewards, discounts, values = (part.cpu() for part in (*rewards_discounts, rollout.value))
+    """Compute (advantages, value targets), both [T, B], by GAE or n-step returns from the values of the acting pass.
+
+    For rollouts on the CPU: on a GPU, the recurrence over T small steps would be hundreds of kernels.
+    """
+    rewards, discounts = rewards_and_discounts(args, rollout, reward_scale)
+    values = rollout.value
     if args.returns == "gae":
-        advantages, value_targets = returns.gae(rewards, discounts, values[:-1], values[-1], args.gae_lambda)
-    else:
-        value_targets = returns.n_step_returns(rewards, discounts, values[:-1], values[-1], args.n_step)
-        advantages = value_targets - values[:-1]
-    return advantages.to(device), value_targets.to(device)
+        return returns.gae(rewards, discounts, values[:-1], values[-1], args.gae_lambda)
+    value_targets = returns.n_step_returns(rewards, discounts, values[:-1], values[-1], args.n_step)
+    return value_targets - values[:-1], value_targets
 
 
 class Samples(NamedTuple):
@@ -214,6 +213,10 @@ class Samples(NamedTuple):
         obs = rollout.obs[:-1]
         steps = cls(obs, rollout.action, rollout.behaviour_logits, advantages, value_targets, rollout.extra)
         return steps.map(lambda field: field.flatten(0, 1))
+
+    def to(self, device: torch.device) -> Samples:
+        """Copy the samples to a device; from pinned memory to a GPU, the copies are asynchronous."""
+        return self.map(lambda field: field.to(device, non_blocking=True))
 
     def select(self, indices: Tensor) -> Samples:
         """Return the samples at int64 indices [M]."""

@@ -90,7 +90,7 @@ class Outbox:
         self.return_stats = ReturnStats(args.gamma, 1, args.num_envs)
 
     def collect(self) -> Rollout:
-        """Collect the next rollout with the newest weights; return it on the device of the net."""
+        """Collect the next rollout with the newest weights."""
         rollout = self.rollout
         self.rng.manual_seed(self.collector.rollout_seeds()[0])  # so that a successor draws the same minibatches
         self.memory.more.load(self.collector.net)
@@ -101,7 +101,7 @@ class Outbox:
             reward = rollout.reward.sign() if self.args.reward_clip else rollout.reward
             self.return_stats.update(0, reward, rollout.terminated | rollout.truncated)
             self.reward_scale = self.return_stats.scale()
-        self.is_first, rollout = True, rollout.to(self.memory.weights.device)
+        self.is_first = True
         self.action_metrics = action_metrics(self.collector.action_space, rollout)
         return rollout
 

@@ -115,7 +115,8 @@ class RayDqnSetup(ApexSetup):
 def make_setup(args: RayRunArgs) -> RayImpalaSetup | RayDqnSetup:
     """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
     check(args)
-    setup = RayImpalaSetup(args) if isinstance(args, ImpalaArgs) else RayDqnSetup(args)
+    setup: Any = RayImpalaSetup(args) if isinstance(args, ImpalaArgs) else RayDqnSetup(args)
+    setup.spaces = None if args.address is None else FOUND[args.env_id][:2]  # on other machines they may be others
     if args.address is None:
         check_store(store_bytes(args, setup), args.num_actors, store_folder())
     else:
@@ -132,11 +133,6 @@ def join_cluster(args: RayRunArgs, run: Run, setup: Any) -> Iterator[Session]:
         size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {session.state.num_cpus:g} CPUs"
         run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
         yield session
-
-
-def spaces_of(args: RayRunArgs) -> tuple[gymnasium.Space, gymnasium.Space] | None:
-    """(observation space, action space) of the trainer's environment; None where no other machine has actors."""
-    return None if args.address is None else FOUND[args.env_id][:2]
 
 
 def check_spaces(args: RayRunArgs, expected: tuple[gymnasium.Space, gymnasium.Space] | None) -> None:

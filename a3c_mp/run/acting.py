@@ -28,7 +28,8 @@ def choose_acting(args: CommonArgs, net: nn.Module) -> Acting:
     back. Processes share memory of a GPU by CUDA IPC, which containers, WSL and MIG may not allow: a child tries it.
 
     Raises:
-        ConfigError: `--act-on cuda` without `--cuda`, or where processes cannot share memory of the GPU.
+        ConfigError: `--act-on cuda` without `--cuda`, or where processes cannot share memory of the GPU; see also
+            `check_capture`.
     """
     assert isinstance(net.norm, ObsNorm), net
     device, image = net.norm.shift.device, net.norm.image
@@ -39,9 +40,10 @@ def choose_acting(args: CommonArgs, net: nn.Module) -> Acting:
             raise ConfigError("act-on", args.act_on, "the learner's net is not on a GPU", "give --cuda too")
         return Acting(cpu, compute_dtype(args.precision, cpu, image))
     if args.act_on != "cpu" and not why:
-        from a3c_mp.run.gpu import why_not_shared  # here, as most runs have no GPU
+        from a3c_mp.run.gpu import check_capture, why_not_shared  # here, as most runs have no GPU
 
         if not (why := why_not_shared(device)):
+            check_capture(args, net)
             note = f"actors act on {device}, with the learner's weights in shared GPU memory (CUDA IPC)"
             return Acting(device, compute_dtype(args.precision, device, image), note)
         why = f"processes cannot share memory of the GPU: {why}"

@@ -54,7 +54,7 @@ def check_capture(args: Any, net: Any) -> None:
 
     What the host waits for cannot be in one.
     """
-    if not (args.cuda and args.cuda_graph and ":" in getattr(args, "net", "")):
+    if ":" not in getattr(args, "net", "") or not args.cuda_graph:
         return
     dtype = torch.uint8 if net.norm.image else torch.float32
     obs = torch.zeros(args.num_envs, *net.norm.shift.shape[1:], dtype=dtype)

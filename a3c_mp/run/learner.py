@@ -215,7 +215,7 @@ class Learner:
         self._events = []
         if self.args.reward_scale is None:
             self._set_reward_scale()
-            self.run.record_metrics({"values/reward_scale": self.net.reward_scale.clone()})
+            self.run.record_metrics({"values/reward_scale": self.reward_scale})
         return Round(all(verdicts), [size for *_, size in everything])
 
     def _copied(self, stats: MessageStats) -> MessageStats:
@@ -227,7 +227,8 @@ class Learner:
 
     def _set_reward_scale(self) -> None:
         fixed = self.args.reward_scale
-        self.net.reward_scale.fill_(self.setup.return_stats.scale() if fixed is None else fixed)
+        self.reward_scale: float = self.setup.return_stats.scale() if fixed is None else fixed
+        self.net.reward_scale.fill_(self.reward_scale)
 
     def update_norm(self, obs: Tensor, source: str) -> None:
         """Update the statistics of observations with these [N, *obs_shape], of all learners."""

@@ -31,7 +31,6 @@ from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
 from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluation import Evaluation, Evaluator
-from a3c_mp.run.gpu import check_capture
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
@@ -63,7 +62,6 @@ class Run(RunState):
     ):  # fmt: skip
         check_settings(args)
         check_limits(args, net)
-        check_capture(args, net)
         self.args, self.algorithm, self.net = args, algorithm, net
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`

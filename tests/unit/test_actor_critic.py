@@ -93,7 +93,7 @@ def test_a_gradient_is_computed_in_the_format_asked_for_and_reaches_every_parame
 def test_advantages_are_normalized_if_asked_for_and_value_targets_never(normalize, monkeypatch):
     args, rollout, taken = PPOArgs(batch_size=16, normalize_advantages=normalize), random_rollout(8, 2), []
     monkeypatch.setattr(train_a3c_data, "gradient_step", lambda args, learner, loss, batch: taken.append(batch))
-    learner = SimpleNamespace(steps=0, rng=generator(), net=SimpleNamespace(reward_scale=2.0))
+    learner = SimpleNamespace(steps=0, rng=generator(), reward_scale=2.0, device=torch.device("cpu"))
     train_a3c_data.learn(args, learner, rollout)
     advantages, value_targets = (field.flatten() for field in advantages_and_targets(args, rollout, 2.0))
     expected = losses.normalize(advantages) if normalize else advantages

@@ -21,20 +21,21 @@ class Fault:
 
 DATA, GRAD, DQN, LSTM = (QUICK[name] for name in ("a3c_data", "a3c_grad", "apex_dqn", "impala, lstm"))
 EVALUATED, TWO = QUICK["task, evaluated"], replace(LSTM, flags=("--total-steps", "500", "--num-learners", "2"), gpus=2)
-COLLECTOR, NORM = "a3c_mp/data/collector.py", "a3c_mp/nets/obs_norm.py"
-CHAPTER, GRADIENTS = "train_a3c_data.py", "a3c_mp/algorithms/gradients.py"
+NORM, PRECISION = "a3c_mp/nets/obs_norm.py", "a3c_mp/nets/precision.py"
+CHAPTER = "train_a3c_data.py"
 TWO_DEVICES = "Expected all tensors to be on the same device, but found cpu and cuda:0"
 IN_CAPTURE = "operation not permitted when stream is capturing"
-ACTION, NORMALIZED, STEP = "sample(self.rng).cpu()", "obs = (obs - shift).mul_(scale)", "self.stats.step("
+ACTION, NORMALIZED = "launch().cpu()", "obs = (obs - shift).mul_(scale)"
 OPTIMIZE, TO_GPU, ATTACH = (
     "learner.optimizer.step()",
-    "rollout.to(self.memory.weights.device)",
+    "value_targets).to(channel.memory.weights.device)",
     "channel.memory = memory",
 )
 DRAW = "for batch in (*self._free, self._held):"
 FAULTS = {
     "a generator on the CPU": Fault(
-        DATA, COLLECTOR, "torch.Generator(device)", "torch.Generator()", "Expected a 'cuda' device type for generator"
+        LSTM, "a3c_mp/algorithms/impala.py", "(num_unrolls,), generator=rng)",
+        "(num_unrolls,), generator=rng, device=self.unrolls.action.device)", "Expected a 'cuda' device type for gener",
     ),
     "a target net left on the CPU": Fault(
         DQN, "a3c_mp/algorithms/apex.py", "copy.deepcopy(net)", "copy.deepcopy(net).cpu()", TWO_DEVICES
@@ -43,7 +44,7 @@ FAULTS = {
         LSTM, "a3c_mp/algorithms/impala.py", "drawn.to(self.unrolls.action.device)", "drawn", TWO_DEVICES
     ),
     "a GPU's tensor as an array": Fault(
-        DATA, COLLECTOR, ACTION, "sample(self.rng)", "can't convert cuda:0 device type tensor to numpy"
+        DQN, PRECISION, ACTION, "launch()", "can't convert cuda:0 device type tensor to numpy"
     ),
     "item() in a capture": Fault(
         DATA, NORM, NORMALIZED, f"{NORMALIZED}; assert obs.sum().item() < 1e9", f"{IN_CAPTURE} (item)"
@@ -52,14 +53,14 @@ FAULTS = {
         DATA, NORM, NORMALIZED, f"{NORMALIZED} * shift.new_tensor(1.0)", f"{IN_CAPTURE} (copy of pageable memory)"
     ),
     "pinned memory written while it is copied": Fault(
-        GRAD, GRADIENTS, TO_GPU, f"{TO_GPU}; self.rollout.reward.add_(1.0)", "Overwritten: pinned memory that rollout."
+        GRAD, "train_a3c_grad.py", TO_GPU, f"{TO_GPU}; outbox.rollout.action.add_(1)", "Overwritten: pinned memory that"
     ),
     "a batch given back while it is copied": Fault(
         DQN, "a3c_mp/replay/replay.py", DRAW, "for batch in self._free or [self._batches[-1].result()]:",
         "Overwritten: pinned memory that",
     ),
     "an action read before its copy is done": Fault(
-        DATA, COLLECTOR, ACTION, 'sample(self.rng).to("cpu", non_blocking=True)', "ValueError: actions ["
+        DATA, PRECISION, ACTION, 'launch().to("cpu", non_blocking=True)', "actor 0"
     ),
     "a handle sent on by its receiver": Fault(
         DATA, "a3c_mp/data/actor.py", f"    {ATTACH}\n    fill = ",
@@ -76,7 +77,7 @@ FAULTS = {
         DATA, "a3c_mp/processes/weights.py", "if self.buffers.is_cuda:", "if False:", "published without a wait"
     ),
     "a wait more for each step": Fault(
-        DATA, COLLECTOR, STEP, f"self.logits.sum().item(); {STEP}", "waits in collector.RolloutCollector.collect"
+        DATA, PRECISION, ACTION, "(launch() + launch().sum().item()).cpu()", "waits in precision.acting_forward.<loc"
     ),
     "a wait more for each update": Fault(
         DATA, CHAPTER, OPTIMIZE, f"{OPTIMIZE}; float(total)", "waits in train_a3c_data.gradient_step"
