@@ -77,7 +77,7 @@ FAULTS = {
         DATA, "a3c_mp/processes/weights.py", "if self.buffers.is_cuda:", "if False:", "published without a wait"
     ),
     "a wait more for each step": Fault(
-        DATA, PRECISION, ACTION, "(launch() + launch().sum().item()).cpu()", "waits in precision.acting_forward.<loc"
+        DATA, PRECISION, ACTION, "(torch.cuda.synchronize() or launch().cpu())", "waits in precision.acting_forward"
     ),
     "a wait more for each update": Fault(
         DATA, CHAPTER, OPTIMIZE, f"{OPTIMIZE}; float(total)", "waits in train_a3c_data.gradient_step"
