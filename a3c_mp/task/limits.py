@@ -87,7 +87,7 @@ class LimitedListener(Listener):
     """A listener on TCP for those who have the key.
 
     Args:
-        lock: held by whoever uses the socket; the thread of this object takes it for each look.
+        lock: held while the socket is used; the thread of this object takes it for each look.
     """
 
     is_local = False

@@ -212,7 +212,7 @@ def test_node_0_begins_once_all_are_connected_though_one_dies_and_one_is_late(tm
 
 
 def gather(node):
-    """The task that others attach to: it has begun to work once five have, of which the fifth replaces another one."""
+    """The task that others attach to: it works once five have attached, of which the fifth replaces another one."""
     senders = []
     while len(senders) < 5:
         senders.append(node.wait_for("here", 60).sender)
