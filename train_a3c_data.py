@@ -63,19 +63,19 @@ def backward(args: Any, net: Any, loss: Callable[..., Any], *batch: Any) -> tupl
     return total.detach(), metrics | {"losses/total": total}
 
 
-def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any) -> dict[str, Any] | None:
-    """Take a gradient step on one batch; return the metrics, or None where NaN or inf was skipped."""
+def gradients(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any) -> dict[str, Any]:
+    """Put the clipped gradient of the loss of one batch into `.grad` of the parameters; return the metrics."""
     learner.optimizer.zero_grad(set_to_none=True)
     total, metrics = backward(args, learner.net, loss, *batch)
     # Their means over all learners, of which chapters 3 and 4 may have several.
     learner.group.all_reduce_gradients(learner.optimizer, total)
     norms = [nn.utils.clip_grad_norm_(g["params"], args.max_grad_norm) for g in learner.optimizer.param_groups]
-    metrics["losses/grad_norm"] = norm = torch.stack(norms).norm()
-    if not learner.check_gradient(norm + total):  # NaN or inf in one of them: counted, and skipped
-        return None
-    learner.optimizer.step()
-    learner.record_update(metrics)
-    return metrics
+    return metrics | {"losses/grad_norm": torch.stack(norms).norm()}
+
+
+def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any) -> dict[str, Any] | None:
+    """Take a gradient step on one batch; return the metrics, or None where NaN or inf was skipped."""
+    return learner.take_step(gradients, args, loss, *batch)  # on a GPU it is one CUDA graph
 
 
 def epochs(args: PPOArgs, samples: Samples, rng: torch.Generator) -> Iterator[Samples]:

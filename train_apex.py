@@ -64,7 +64,9 @@ def learn(args: Any, learner: Learner, batch: Batch) -> None:
     if metrics := gradient_step(args, learner, loss, target_net, batch, importance):
         if learner.updates % args.target_period == 0:
             move_target(target_net, learner.net, args.target_rate)
-        replay.update(batch.ids, metrics["values/td_error"].cpu())
+        errors = metrics["values/td_error"].cpu()
+        if errors.isfinite().all():  # else a GPU has skipped the step
+            replay.update(batch.ids, errors)
 
 
 def train(args: Any, learner: Learner) -> None:

@@ -40,7 +40,7 @@ def open_gpu(rank: int) -> torch.device:
         torch.cuda.set_device(rank)
         torch.ones(1, device=device).add_(1).item()
     except RuntimeError as error:  # without kernels for this GPU, or it is lost, full or reserved
-        why = _cause(error)
+        why = cause_of(error)
         with suppress(RuntimeError):
             gpu = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
             arches = " ".join(torch.cuda.get_arch_list())
@@ -63,14 +63,14 @@ def check_capture(args: Any, net: Any) -> None:
     try:
         acting_forward(args, net, obs)
     except RuntimeError as error:
-        why = f"actors launch it as a CUDA graph, which failed ({_cause(error)})"
+        why = f"actors launch it as a CUDA graph, which failed ({cause_of(error)})"
         fix = (
             "leave out what waits for the GPU (item, cpu, a tensor in an if, masks as indices), or give --no-cuda-graph"
         )
         raise ConfigError("net", args.net, why, fix) from error
 
 
-def _cause(error: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """The first of the errors that led to this one, as the end of a capture fails too; without torch's advice."""
     while error.__context__ is not None:
         error = error.__context__

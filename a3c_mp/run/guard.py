@@ -40,12 +40,16 @@ class NonFiniteFilter:
             self.bad_in_a_row[source] = 0
             return True
         self.bad_in_a_row[source] += 1
-        if self.bad_in_a_row[source] == self.in_a_row:
-            self.run.counters[self.counter] += 1
-            fix = "lower --learning-rate, or look for NaN or inf in rewards, observations and fields of infos"
-            raise TrainingError(f"{what} contains NaN or inf, {self.in_a_row} in a row from {source}; {fix}")
-        count(self.run, self.counter, 1, f"{what} contains NaN or inf; skipped", repeated=True)
+        self.count_skipped(1, self.bad_in_a_row[source], source, what)
         return False
+
+    def count_skipped(self, number: int, in_a_row: int, source: str, what: str) -> None:
+        """Count and log so many that were not finite, the last of them `what`. Raises as `check` does."""
+        if in_a_row >= self.in_a_row:
+            self.run.counters[self.counter] += number
+            fix = "lower --learning-rate, or look for NaN or inf in rewards, observations and fields of infos"
+            raise TrainingError(f"{what} contains NaN or inf, {in_a_row} in a row from {source}; {fix}")
+        count(self.run, self.counter, number, f"{what} contains NaN or inf; skipped", repeated=True)
 
 
 def update_norm(run: RunState, norm: ObsNorm, obs: Tensor, source: str) -> None:

@@ -120,7 +120,13 @@ class Learner:
             run.keep(actors=self.states, weights=self.weights, **setup.kept)
             self.group.broadcast_state(self.states, self.weights)
         self._data_filter = NonFiniteFilter(run, f"{setup.message}s_not_finite", setup.bad_in_a_row)
-        self._grad_filter = NonFiniteFilter(run, "gradients_not_finite")
+        self.gradient_filter = NonFiniteFilter(run, "gradients_not_finite")
+        self._graph_step: Any = None
+        adam = isinstance(self.optimizer, torch.optim.Adam)
+        if self.device.type == "cuda" and args.cuda_graph and adam and self.group.size == 1:
+            from a3c_mp.run.graph_step import GraphStep  # here, as most runs have no GPU
+
+            self._graph_step = GraphStep(self)
         self._events: list[WorkerEvent] = []  # of a group of learners, until the next `record`
         self._reports: list[ActorReport] = []
         self.memory = Memory(setup.slots, self.weights, self.states, setup.acting.dtype, args.in_order, setup.more)
@@ -167,13 +173,29 @@ class Learner:
     def rng(self) -> torch.Generator:
         return self.run.rng
 
-    def check_gradient(self, value: Tensor) -> bool:
-        """Whether gradient norm plus loss is finite; others are counted. Raises TrainingError at five in a row."""
+    def take_step(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics | None:
+        """Take a step with the gradients that `gradients(args, learner, loss, *batch)` leaves, and return its metrics.
+
+        A gradient or loss that is not finite is counted and skipped; it returns None then, unless the step is a graph,
+        which does so by itself (see `GraphStep`). Raises TrainingError at five in a row.
+        """
+        if self._graph_step is not None:
+            return self._graph_step.take(gradients, args, loss, *batch)
+        metrics = gradients(args, self, loss, *batch)
         source = "the learner" if self.group.size == 1 else "the learners"
-        return self._grad_filter.check(value, source, f"gradient {self.run.updates + 1}")
+        value = metrics["losses/grad_norm"] + metrics["losses/total"]
+        if not self.gradient_filter.check(value, source, f"gradient {self.updates + 1}"):
+            return None
+        self.optimizer.step()
+        self.record_update(metrics)
+        return metrics
 
     def record_update(self, metrics: Metrics) -> None:
         self.run.record_update(metrics, self.setup.samples_per_update * self.group.size)
+
+    def take_back(self, updates: int) -> None:
+        """Take back updates that were recorded and are found to be skipped."""
+        self.run.progress.record_update(-updates * self.setup.samples_per_update, -updates)
 
     # ---- what a round is made of
 
@@ -240,6 +262,8 @@ class Learner:
         if publish:
             with self.run.timing("publishing"):
                 self.weights.publish(self.net)  # waits for the GPU: after this the slots have been read
+        if self._graph_step is not None:
+            self._graph_step.settle()
         self.run.end_round()
         return not self.run.should_stop()
 

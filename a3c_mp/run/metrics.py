@@ -44,6 +44,7 @@ class MetricsWriter:
         self.phase: Callable[[], str] = lambda: ""  # for the progress line, while nothing is learned yet
         self.headline: Callable[[], list[str]] | None = None  # for the progress line instead of mean return and lag
         self._means = Means()
+        self.sources: list[Callable[[], dict[str, float]]] = []  # of further means, since the last flush
         self._updates, self._share = 0, 1.0  # since the last flush; the share of them whose metrics are averaged
         self._rng = random.Random(0)  # an update is drawn: every k-th would often be the same minibatch of a rollout
         self.episode_log = EpisodeLog(folder / "episodes.csv", progress.steps, log)
@@ -109,6 +110,8 @@ class MetricsWriter:
     def flush(self) -> None:
         """Write what was recorded since the last flush. Raises TrainingError if the mean loss is NaN or infinite."""
         means, progress = self._means.pop(), self.progress
+        for source in self.sources:
+            means |= source()
         if not means:
             return
         if not math.isfinite(loss := means.get("losses/total", 0.0)):

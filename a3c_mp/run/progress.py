@@ -127,8 +127,8 @@ class Progress:
         self.policy_lag = [self.policy_lag[0] + policy_lag, self.policy_lag[1] + 1]
         return self.window.end(actor, episodes)
 
-    def record_update(self, samples: int = 0) -> None:
-        self.updates += 1
+    def record_update(self, samples: int = 0, updates: int = 1) -> None:
+        self.updates += updates
         self.samples += samples
 
     def on_restart(self, message: WorkerEvent) -> list[CountedEpisode]:

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run import preflight
 from a3c_mp.run.banner import first_lines
+from a3c_mp.run.learner import Learner
 from a3c_mp.wrappers import ActionScaling
 
 N = 7
@@ -83,12 +85,14 @@ def a_learner(name, nets, group=None, **settings):
     replay = SimpleNamespace(
         update=lambda ids, values: priorities.update(zip(ids.tolist(), values.tolist(), strict=True))
     )
-    return SimpleNamespace(
+    learner = SimpleNamespace(
         args=args, net=nets[0], optimizer=train_apex.ALGORITHMS[name].make_optimizer(args, nets[0]), updates=1,
         setup=SimpleNamespace(replay=replay, target_net=nets[1]), priorities=priorities, group=group or LearnerGroup(),
-        steps=args.total_steps // 4, check_gradient=lambda value: bool(value.isfinite()),
-        record_update=lambda metrics: None,
+        steps=args.total_steps // 4, record_update=lambda metrics: None, _graph_step=None,
+        gradient_filter=SimpleNamespace(check=lambda value, source, what: bool(value.isfinite())),
     )  # fmt: skip
+    learner.take_step = partial(Learner.take_step, learner)
+    return learner
 
 
 @BOTH
@@ -96,7 +100,9 @@ def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(name):
     _, _, whole, nets = a_case(name, 8)
     halves = [Batch(*(field[part] for field in whole)) for part in (slice(4), slice(4, 8))]
     # One of two, in one process: it sees the probabilities of both, and keeps its own gradient.
-    half = SimpleNamespace(all_gather=lambda own: whole.probability, all_reduce_gradients=lambda optimizer, loss: None)
+    half = SimpleNamespace(
+        size=2, all_gather=lambda own: whole.probability, all_reduce_gradients=lambda optimizer, loss: None
+    )
 
     def gradient(group, batch):
         online = copy.deepcopy(nets[0]), nets[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
@@ -64,10 +65,14 @@ class Event:
 
 
 class Graph:
-    """A CUDA graph: the operations that were launched in its capture, which a replay runs again on the same memory."""
+    """A CUDA graph: the operations that were launched in its capture, which a replay runs again on the same memory.
+
+    The virtual GPU computes in a capture, too, as shapes and views need it; at its end, memory is as it was before.
+    """
 
     def __init__(self, keep_graph: bool = False):
         self.nodes: list[tuple[Any, list, dict, Any]] = []
+        self.before: list[tuple[Tensor, Tensor]] = []  # what was written in the capture, and its values before that
         self.is_complete = False
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: Any) -> None:
@@ -75,12 +80,20 @@ class Graph:
             raise RuntimeError("CUDA error: a capture is under way already")
         if ledger.copies_under_way():
             raise ledger.Overwritten("a capture starts while copies are under way")
+        self.thread = threading.current_thread() if capture_error_mode == "thread_local" else None
         ledger.capturing.append(self)
 
     def capture_end(self) -> None:
         ledger.capturing.clear()
+        for place, values in reversed(self.before):
+            place.copy_(values)
+        self.before.clear()
         self.is_complete = True
         ledger.COUNTS["captures"] += 1
+
+    def keep(self, written: list[Tensor]) -> None:
+        """Remember what these hold, before they are written."""
+        self.before += [(tensor, tensor.clone()) for tensor in written]
 
     def record(self, func: Any, args: list, kwargs: dict, found: Any) -> None:
         self.nodes.append((func, args, kwargs, found))

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ BY_FUNCTION: dict[str, Counter[str]] = {"launches": Counter(), "waits": Counter(
 ROOT = os.environ.get("VIRTUAL_GPU_ROOT", str(Path(__file__).resolve().parents[2]))
 """folder of the code that launches and waits are counted for"""
 capturing: list = []
-"""the graph that is captured, for all threads: backward passes have threads of their own"""
+"""the graph that is captured"""
 _lock = threading.RLock()
 _uploads: list[tuple[torch.Tensor, torch.Tensor, str]] = []  # pinned source, its values at the copy, who copied
 _downloads: list[tuple[torch.Tensor, torch.Tensor]] = []  # pinned destination, what it will hold
@@ -28,6 +29,18 @@ _downloads: list[tuple[torch.Tensor, torch.Tensor]] = []  # pinned destination, 
 
 class Overwritten(RuntimeError):
     """Pinned memory was written while a copy from it may have been under way."""
+
+
+def captured_here() -> Any:
+    """The graph that this thread's work is captured in; None: it is done.
+
+    Backward passes have threads of their own, of which Python knows nothing: they are those of the capture.
+    """
+    for graph in capturing:
+        here = threading.current_thread()
+        if graph.thread in (None, here) or isinstance(here, threading._DummyThread):  # type: ignore[attr-defined]
+            return graph
+    return None
 
 
 def caller() -> str:
@@ -43,7 +56,7 @@ def caller() -> str:
 
 def launch(device: int) -> None:
     """Count the launch of a kernel, or in a capture a node of its graph."""
-    if capturing:
+    if captured_here():
         COUNTS["captured"] += 1
         return
     COUNTS["launches"] += 1
@@ -53,7 +66,7 @@ def launch(device: int) -> None:
 
 def wait(why: str) -> None:
     """The host waits for the GPU: all copies are done. Raises RuntimeError in a capture."""
-    if capturing:
+    if captured_here():
         raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({why})")
     COUNTS["waits"] += 1
     BY_FUNCTION["waits"][caller()] += 1
@@ -76,7 +89,7 @@ def upload(source: torch.Tensor, non_blocking: bool, is_pinned: bool) -> None:
     """Count a copy of host memory to the GPU."""
     COUNTS["uploads"] += 1
     COUNTS["uploaded_bytes"] += source.nbytes
-    if capturing and not is_pinned:
+    if captured_here() and not is_pinned:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing (copy of pageable memory)")
     if not non_blocking:
         wait("copy to the GPU")

@@ -37,23 +37,33 @@ def compute(func: Any, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(KERNEL_ERROR)
     if name in WAITING:
         ledger.wait(name)
-    if ledger.capturing and call.draws:
+    if (graph := ledger.captured_here()) and call.draws:
         raise RuntimeError("CUDA error: a generator in a capture that it is not registered with")
     run = FUSED.get(name, func)
     if has_number_for_tensor(func, host_args):  # torch had made a tensor of it
         run = func.overloadpacket
     outs = [key for key, value in kwargs.items() if isinstance(value, Tensor) and not value.numel()]
     host_kwargs |= {key: torch.empty(0, dtype=kwargs[key].dtype) for key in outs}  # gets its size from the operation
+    if graph:
+        graph.keep(written_by(func, host_args))
     with torch._C._AutoDispatchBelowAutograd():
         found = run(*host_args, **host_kwargs)
     if name not in NOT_LAUNCHED:
         ledger.launch(call.device.index)
-    if ledger.capturing:
-        ledger.capturing[0].record(run, host_args, host_kwargs, found)
+    if graph:
+        graph.record(run, host_args, host_kwargs, found)
     for key in outs:
         kwargs[key].set_(torch.ops.virtual_gpu.device(host_kwargs[key], call.device.index, False))
         call.tensors[id(host_kwargs[key])] = host_kwargs[key], kwargs[key]
     return call.to_device(found)
+
+
+def written_by(func: Any, args: list) -> list[Tensor]:
+    """The tensors among the arguments of an operation that it writes to."""
+    written = [
+        arg for arg, place in zip(args, func._schema.arguments) if place.alias_info and place.alias_info.is_write
+    ]
+    return [tensor for arg in written for tensor in (arg if isinstance(arg, list) else [arg])]
 
 
 def has_number_for_tensor(func: Any, args: list) -> bool:
@@ -141,10 +151,11 @@ def copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
             return target
         if not source.is_cuda:
             ledger.upload(source, non_blocking, is_pinned(source))
-        values = host(source) if source.is_cuda else source
-        (place := host(target)).copy_(values)
-    if ledger.capturing:
-        ledger.capturing[0].record(aten.copy_.default, [place, values], {}, place)
+        values, place = host(source) if source.is_cuda else source, host(target)
+        if graph := ledger.captured_here():
+            graph.keep([place])
+            graph.record(aten.copy_.default, [place, values], {}, place)
+        place.copy_(values)
     return target
 
 

@@ -1,0 +1,182 @@
+"""A learner's gradient step on a GPU as one CUDA graph, instead of 150 launches and more."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from a3c_mp.errors import ConfigError
+from a3c_mp.maths.losses import Metrics, with_diagnostics
+from a3c_mp.run.gpu import cause_of
+
+
+class GraphStep:
+    """Takes a learner's steps: loss, backward pass, clipping, check for NaN and inf, Adam, sums for the metrics.
+
+    The first step with batches of a shape is launched kernel by kernel, so that libraries choose their algorithms. The
+    second is captured as a graph, which computes with what its memory holds then. What changes is copied there before
+    each launch: tensors and numbers of the batch, learning rates, and the settings that have changed since the start. A
+    capture makes constants of all other numbers.
+
+    Nothing waits for the GPU: it skips steps with NaN or inf by itself, and `settle` counts them later.
+    """
+
+    def __init__(self, learner: Any):
+        self.learner, self.device, self.optimizer = learner, learner.device, learner.optimizer
+        self.stream = torch.cuda.Stream(self.device)  # of captures
+        self.graphs: dict[
+            Any, Callable[..., Metrics] | None
+        ] = {}  # by what a capture depends on; None: one step so far
+        self.numbers: dict[Any, tuple[float, Tensor]] = {}  # name -> (value, where graphs read it)
+        self.first_args = self.last_args = self.settings = learner.args
+        self.changing: set[str] = set()  # names of settings
+        self.names: list[str] = []  # of metrics
+        self.sums = torch.zeros(1, device=self.device)  # of each, and the number of steps in them
+        self.skipped = torch.zeros(
+            3, device=self.device
+        )  # steps since `settle`; in a row; most in a row since `settle`
+        learner.run.metrics.sources.append(self.take_means)
+
+    def take(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics:
+        """Take a step; the next one with batches of this shape overwrites the metrics that it returns."""
+        leaves: list[Any] = []
+        _map(leaves.append, batch)
+        inputs = [self._number(i, leaf) if isinstance(leaf, float) else leaf for i, leaf in enumerate(leaves)]
+        for i, group in enumerate(self.optimizer.param_groups):
+            self._number(f"learning rate {i}", group["lr"])
+        settings, constants = self._settings(args)
+        key = (gradients, loss, constants, *map(_kind, leaves))
+
+        def step(inputs: list[Any]) -> Metrics:
+            parts = iter(inputs)
+            return self._step(gradients, settings, loss, *_map(lambda leaf: next(parts), batch))
+
+        current = torch.cuda.current_stream(self.device)
+        if key not in self.graphs:
+            self.graphs[key] = None
+            self.stream.wait_stream(current)
+            with torch.cuda.stream(self.stream):
+                metrics = step(inputs)
+            current.wait_stream(self.stream)
+        else:
+            self.graphs[key] = launch = self.graphs[key] or self._capture(step, leaves, inputs)
+            metrics = launch(leaves)
+        self.learner.record_update({})
+        return metrics
+
+    def _capture(
+        self, step: Callable[[list[Any]], Metrics], leaves: list[Any], inputs: list[Any]
+    ) -> Callable[[list[Any]], Metrics]:
+        """Capture a step as a graph; return what launches it with the leaves of another batch."""
+        # Of tensors on the CPU, too: they cannot be part of a graph, and what reads them fails here.
+        places = [leaf.clone() if isinstance(leaf, Tensor) else inputs[i] for i, leaf in enumerate(leaves)]
+        on_gpu = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_cuda]
+        graph = torch.cuda.CUDAGraph()
+        try:  # "thread_local": other threads may wait for the GPU meanwhile
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                metrics = step(places)
+        except RuntimeError as error:
+            why = f"gradient steps are launched as a CUDA graph, which failed ({cause_of(error)})"
+            fix = "leave what waits for the GPU out of loss and net (item, cpu, masks as indices), or turn it off"
+            raise ConfigError("cuda-graph", True, why, fix) from error
+
+        def launch(leaves: list[Any]) -> Metrics:
+            torch._foreach_copy_([places[i] for i in on_gpu], [leaves[i] for i in on_gpu])
+            graph.replay()
+            return metrics
+
+        return launch
+
+    def _step(self, gradients: Callable[..., Metrics], settings: Any, loss: Any, *batch: Any) -> Metrics:
+        """What one step computes; returns the metrics of the gradient."""
+        metrics = gradients(settings, self.learner, loss, *batch)
+        with torch.no_grad():
+            skip = ~(self._mean(metrics["losses/grad_norm"]) + self._mean(metrics["losses/total"])).isfinite()
+            with self._numbers_on_the_gpu(skip.float()):
+                self.optimizer.step()
+            found = {name: self._mean(value) for name, value in with_diagnostics(metrics).items()}
+            if not self.names:
+                self.names, self.sums = [*found], torch.zeros(len(found) + 1, device=self.device)
+            values = torch.stack([*(found[name] for name in self.names), self._mean(1.0)])
+            self.sums.add_(values.masked_fill(skip, 0.0))
+            num, in_a_row, most = self.skipped
+            in_a_row = (in_a_row + 1) * skip
+            self.skipped.copy_(torch.stack([num + skip, in_a_row, most.maximum(in_a_row)]))
+        return metrics
+
+    def _mean(self, value: Tensor | float) -> Tensor:
+        return value.float().mean() if isinstance(value, Tensor) else torch.full((), value, device=self.device)
+
+    @contextmanager
+    def _numbers_on_the_gpu(self, skip: Tensor) -> Iterator[None]:
+        """Let Adam read learning rates, and whether to `skip` the step (1 or 0), from the GPU."""
+        optimizer, own = self.optimizer, [dict(group) for group in self.optimizer.param_groups]
+        for i, group in enumerate(optimizer.param_groups):
+            group |= {"lr": self.numbers[f"learning rate {i}"][1]}
+            group["capturable"] = torch.cuda.is_current_stream_capturing()
+        optimizer.grad_scale, optimizer.found_inf = None, skip  # as torch.amp.GradScaler does
+        try:
+            yield
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+            for group, before in zip(optimizer.param_groups, own, strict=True):
+                group |= {name: before[name] for name in ("lr", "capturable")}
+
+    def _settings(self, args: Any) -> tuple[Any, tuple[Any, ...]]:
+        """The settings, in which numbers that change are tensors, and all others that have changed."""
+        if args is not self.last_args:
+            new = {name for name, value in vars(args).items() if value != getattr(self.first_args, name)}
+            if not new <= self.changing:
+                self.graphs.clear()  # they have them as constants
+            self.changing |= new
+            self.last_args, self.settings = args, copy.copy(args)
+            for name in self.changing:
+                if isinstance(value := getattr(args, name), float):
+                    object.__setattr__(self.settings, name, self._number(name, value))
+        values = [(name, getattr(args, name)) for name in sorted(self.changing)]
+        return self.settings, tuple(named for named in values if not isinstance(named[1], float))
+
+    def _number(self, name: Any, value: float) -> Tensor:
+        """Where graphs read a number; it is this one from now on."""
+        before, place = self.numbers.get(name) or (value, torch.full((), value, device=self.device))
+        if value != before:
+            place.fill_(value)
+        self.numbers[name] = value, place
+        return place
+
+    def settle(self) -> None:
+        """Count the steps that were skipped since the last call. Raises TrainingError at five in a row."""
+        num, in_a_row, most = map(int, self.skipped.tolist())
+        if num:
+            self.skipped.copy_(torch.tensor([0.0, in_a_row, in_a_row]))
+            self.learner.take_back(num)
+            what = f"gradient {self.learner.updates + 1}"
+            self.learner.gradient_filter.count_skipped(num, most, "the learner", what)
+
+    def take_means(self) -> dict[str, float]:
+        """Means of the metrics of the steps since the last call."""
+        *sums, num = self.sums.tolist()
+        self.sums.zero_()
+        return {name: total / num for name, total in zip(self.names, sums, strict=True)} if num else {}
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to all that tuples and mappings hold, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: _map(function, part) for name, part in value.items()}
+    if not isinstance(value, tuple):
+        return function(value)
+    parts = [_map(function, part) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+def _kind(value: Any) -> Any:
+    """What a capture depends on."""
+    if isinstance(value, float):
+        return float
+    return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else value
