@@ -12,7 +12,7 @@ from torch import Tensor
 from a3c_mp.algorithms.actor_critic import RolloutSetup, action_metrics, obs_for_stats, set_learning_rate, stats_of
 from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.config import Between, Count, NonNegative
-from a3c_mp.data.rollout import Rollout, join, minibatches
+from a3c_mp.data.rollout import Rollout, join, minibatches, to_device
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.processes.slots import Spec
 from a3c_mp.run.learner import Learner
@@ -144,21 +144,20 @@ class UnrollReplay:
             field[:, : saved.shape[1]] = saved
         self.added = state["added"]
 
-    def add(self, unrolls: Rollout) -> None:
-        """Store the unrolls of a rollout in place of the oldest ones."""
-        if self.capacity == 0:
-            return
+    def add(self, unrolls: Rollout) -> Tensor:
+        """Store the unrolls of a rollout in place of the oldest ones; return where, int64 [B] on the CPU."""
         num_unrolls = unrolls.action.shape[1]
         assert num_unrolls <= self.capacity, (num_unrolls, self.capacity)
-        places = (self.added + torch.arange(num_unrolls, device=unrolls.action.device)) % self.capacity
+        places = (self.added + torch.arange(num_unrolls)) % self.capacity
+        on_device = to_device(places, unrolls.action.device)
         for stored, new in zip(self.unrolls.fields().values(), unrolls.fields().values(), strict=True):
-            stored[:, places] = new
+            stored[:, on_device] = new
         self.added += num_unrolls
+        return places
 
-    def sample(self, num_unrolls: int, rng: torch.Generator) -> Rollout:
-        """Sample unrolls uniformly, with replacement."""
-        drawn = torch.randint(min(self.added, self.capacity), (num_unrolls,), generator=rng)
-        return select(self.unrolls, drawn.to(self.unrolls.action.device))
+    def draw(self, num_unrolls: int, rng: torch.Generator) -> Tensor:
+        """Draw the places of unrolls uniformly, with replacement, int64 [num_unrolls] on the CPU."""
+        return torch.randint(min(self.added, self.capacity), (num_unrolls,), generator=rng)
 
 
 def select(unrolls: Rollout, columns: Tensor) -> Rollout:
@@ -169,12 +168,12 @@ def select(unrolls: Rollout, columns: Tensor) -> Rollout:
 def batches(args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
     """Store new unrolls in the replay, and yield batches with each of them once, filled up with replayed ones."""
     num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
-    replay.add(unrolls)
-    for columns in minibatches(num_unrolls, args.fresh_unrolls, rng, device):
-        batch = select(unrolls, columns)
+    source, places = (replay.unrolls, replay.add(unrolls)) if replay.capacity else (unrolls, torch.arange(num_unrolls))
+    for new in minibatches(num_unrolls, args.fresh_unrolls, rng, torch.device("cpu")):
+        columns = places[new]
         if replay.capacity and args.batch_unrolls > args.fresh_unrolls:
-            batch = join([batch, replay.sample(args.batch_unrolls - len(columns), rng)])
-        yield batch
+            columns = torch.cat([columns, replay.draw(args.batch_unrolls - len(new), rng)])
+        yield select(source, to_device(columns, device))
 
 
 class ImpalaSetup(RolloutSetup):

@@ -51,8 +51,8 @@ class ObsNorm(nn.Module):
         mean, deviation, far = self.stats.update(obs)
         # Whole grey levels are exact in bfloat16, so the actors' copies subtract exactly what the learner does. One
         # grey level is added to the deviation, so that pixels that hardly ever change do not dominate the input.
-        self.shift.copy_(mean.round() if self.image else mean)
-        self.scale.copy_(1 / (deviation + 1.0 if self.image else deviation))
+        self.shift.copy_(mean.round() if self.image else mean, non_blocking=True)
+        self.scale.copy_(1 / (deviation + 1.0 if self.image else deviation), non_blocking=True)
         return far
 
     def forward(self, obs: Tensor) -> Tensor:

@@ -60,9 +60,8 @@ def compute(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 def written_by(func: Any, args: list) -> list[Tensor]:
     """The tensors among the arguments of an operation that it writes to."""
-    written = [
-        arg for arg, place in zip(args, func._schema.arguments) if place.alias_info and place.alias_info.is_write
-    ]
+    arguments = zip(args, func._schema.arguments, strict=False)  # others have defaults
+    written = [arg for arg, argument in arguments if argument.alias_info and argument.alias_info.is_write]
     return [tensor for arg in written for tensor in (arg if isinstance(arg, list) else [arg])]
 
 
