@@ -60,7 +60,8 @@ def backward(args: Any, net: Any, loss: Callable[..., Any], *batch: Any) -> tupl
     with autocast(args.precision, net):
         total, metrics = loss(args, net, *batch)
     total.backward()
-    return total.detach(), metrics | {"losses/total": total}
+    total = total.detach()
+    return total, metrics | {"losses/total": total}
 
 
 def gradients(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any) -> dict[str, Any]:

@@ -4,16 +4,27 @@ That snapshots in shared GPU memory are never torn is in tests/unit/test_weights
 """
 
 import copy
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from harness import EVERY_CHAPTER
 
+import train_a3c_data as chapter
+from a3c_mp.algorithms.actor_critic import Samples, anneal_entropy_coef
 from a3c_mp.config import CommonArgs
+from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.precision import acting_forward
+from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.weights import Weights
+from a3c_mp.run.graph_step import GraphStep
+from a3c_mp.run.guard import NonFiniteFilter
+from a3c_mp.run.learner import Learner
 
 pytestmark = [
     pytest.mark.cuda,
@@ -33,11 +44,89 @@ def test_the_graph_computes_what_the_net_does_with_newly_loaded_weights_too():
     acting = copy.deepcopy(net)
     with torch.inference_mode():
         forward = acting_forward(CommonArgs(), acting, obs(0))
-        torch.testing.assert_close(forward(obs(1)), net(obs(1).cuda()))
+        torch.testing.assert_close(forward(obs(1)), on_cpu(net(obs(1).cuda())))
         for parameter in net.parameters():
             parameter.mul_(0.5)
         Weights(net).load(acting)
-        torch.testing.assert_close(forward(obs(2)), net(obs(2).cuda()))
+        torch.testing.assert_close(forward(obs(2)), on_cpu(net(obs(2).cuda())))
+
+
+ARGS = chapter.Args(precision="fp32", entropy_coef=1.0, entropy_coef_end=0.0, total_steps=8)
+
+
+def on_cpu(outputs):
+    return tuple(output.cpu() for output in outputs)
+
+
+def a_learner():
+    """As much of a learner as takes a step; `metrics` are those of its steps without a graph."""
+    torch.manual_seed(0)
+    net = make_actor_critic(*SPACES).cuda()
+    optimizer = torch.optim.Adam(net.parameters(), lr=5e-4, eps=1e-5, fused=True)
+    run = SimpleNamespace(counters=Counter(), log=SimpleNamespace(warning=print), metrics=SimpleNamespace(sources=[]))
+    learner = SimpleNamespace(
+        args=ARGS, net=net, optimizer=optimizer, device=torch.device("cuda", 0), group=LearnerGroup(), run=run,
+        updates=0, metrics=[], gradient_filter=NonFiniteFilter(run, "gradients_not_finite"), _graph_step=None,
+    )  # fmt: skip
+
+    def record_update(metrics):
+        learner.updates += 1
+        learner.metrics.append(metrics)
+
+    learner.record_update = record_update
+    learner.take_back = lambda number: setattr(learner, "updates", learner.updates - number)
+    learner.take_step = partial(Learner.take_step, learner)
+    return learner
+
+
+def a_batch(seed, num, advantage=1.0):
+    rng = torch.Generator().manual_seed(seed)
+    images, actions = torch.randint(0, 256, (num, 4, 84, 84), generator=rng), torch.arange(num) % 6
+    logits, advantages, targets = torch.randn(num, 6, generator=rng), *torch.randn(2, num, generator=rng)
+    return Samples(images.to(torch.uint8), actions, logits, advantage * advantages, targets).to(torch.device("cuda", 0))
+
+
+def test_a_graph_takes_the_same_steps_while_settings_anneal_and_one_is_skipped(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    plain, graphed = a_learner(), a_learner()
+    graphed._graph_step = GraphStep(graphed)
+    for step, num in enumerate((24, 32, 24, 32, 24, 32, 24, 24, 24)):  # of each size, from the second on it is a graph
+        batch = a_batch(step, num, float("nan") if step == 6 else 1.0)
+        for learner in (plain, graphed):
+            learner.optimizer.param_groups[0]["lr"] = 5e-4 * (1 - step / 10)
+            chapter.gradient_step(anneal_entropy_coef(ARGS, step), learner, chapter.loss, batch)
+    graphed._graph_step.settle()
+    assert len(graphed._graph_step.graphs) == 2
+    assert plain.updates == graphed.updates == 8
+    assert plain.run.counters == graphed.run.counters == {"gradients_not_finite": 1}
+    for one, other in zip(plain.net.parameters(), graphed.net.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+    totals = [metrics["losses/total"].item() for metrics in plain.metrics]
+    [take_means] = graphed.run.metrics.sources
+    assert take_means()["losses/total"] == pytest.approx(sum(totals) / len(totals), rel=1e-3)
+    assert take_means() == {}
+    for step in range(5):
+        chapter.gradient_step(ARGS, graphed, chapter.loss, a_batch(step, 24, float("inf")))
+    with pytest.raises(TrainingError, match="5 in a row"):
+        graphed._graph_step.settle()
+
+
+def test_a_loss_that_waits_for_the_gpu_is_refused_unless_steps_are_no_graphs():
+    def loss(args, net, samples):
+        total, metrics = chapter.loss(args, net, samples)
+        assert total.item() < 1e9
+        return total, metrics
+
+    learner = a_learner()
+    args = replace(ARGS, entropy_coef=0.5)
+    chapter.gradient_step(args, learner, loss, a_batch(0, 24))
+    learner._graph_step = GraphStep(learner)
+    chapter.gradient_step(args, learner, loss, a_batch(0, 24))
+    with pytest.raises(ConfigError, match="cuda-graph=True: gradient steps are launched as a CUDA graph, which failed"):
+        chapter.gradient_step(args, learner, loss, a_batch(0, 24))
+    torch.cuda.synchronize()  # the GPU can be used as before
+    learner._graph_step = None
+    chapter.gradient_step(args, learner, loss, a_batch(0, 24))
 
 
 @EVERY_CHAPTER
