@@ -29,7 +29,7 @@ ACTION, NORMALIZED = "launch().cpu()", "obs = (obs - shift).mul_(scale)"
 OPTIMIZE, TO_GPU, ATTACH = (
     "learner.optimizer.step()",
     "value_targets).to(channel.memory.weights.device)",
-    "channel.memory = memory",
+    "channel.memory = channel.closing(memory)",
 )
 DRAW = "for batch in (*self._free, self._held):"
 FAULTS = {
