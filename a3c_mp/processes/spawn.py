@@ -190,12 +190,17 @@ def root_for_sockets(longest: int) -> str:
     raise ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), why, "let it name a folder that can be written")
 
 
+def remove_at_end(path: Path) -> None:
+    """Have a file or folder removed once this process is gone, however it ended."""
+    _watchdog.ensure_running()
+    _watchdog.add(path)
+
+
 @contextmanager
 def temporary_folder(root: str) -> Iterator[Path]:
     """A new folder below `root`, with mode 0700; removed at the end, or once this process is gone, however it ended."""
     folder = Path(root, f"a3c-{secrets.token_hex(8)}")
-    _watchdog.ensure_running()
-    _watchdog.add(folder)  # first: this process may be killed in between
+    remove_at_end(folder)  # first: this process may be killed in between
     try:
         folder.mkdir(mode=0o700)
         yield folder

@@ -1,7 +1,7 @@
-"""A small process that kills process groups and removes folders of its parent, once that is gone, however it ended.
+"""A small process that kills process groups and removes files of its parent, once that is gone, however it ended.
 
 It runs this file as a script, without torch: `python -I -S watchdog.py PARENT_PID`. Standard input is a pipe; a line
-`+PGID` or `+/FOLDER` adds one, a line with `-` takes it off. The parent is gone at end of file, or when this process
+`+PGID` or `+/PATH` adds one, a line with `-` takes it off. The parent is gone at end of file, or when this process
 has another parent: a fork of the parent may still hold the pipe.
 """
 
@@ -55,7 +55,7 @@ class Watchdog:
 
 
 def watch(parent_pid: int) -> set[bytes]:
-    """Wait until the parent is gone; returns the groups and folders that are left."""
+    """Wait until the parent is gone; returns the groups and paths that are left."""
     charges: set[bytes] = set()
     text = b""
     while True:
@@ -75,6 +75,8 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     for charge in watch(int(sys.argv[1])):
         if charge.startswith(b"/"):
+            with suppress(OSError):  # a folder
+                os.unlink(charge)
             shutil.rmtree(charge, ignore_errors=True)
         else:
             with suppress(ProcessLookupError, PermissionError):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.precision import acting_forward
-from a3c_mp.processes.spawn import start_child
+from a3c_mp.processes.spawn import remove_at_end, start_child
 
 DRIVERS = {"12": 525, "13": 580}
 """CUDA -> oldest driver (docs.nvidia.com/deploy/cuda-compatibility)"""
@@ -86,6 +87,9 @@ def why_not_shared(device: torch.device) -> str:
             child = start_child(_open, (bytes(ForkingPickler.dumps(tensor)), theirs), name="ipc-check", daemon=True)
         except (OSError, RuntimeError) as error:  # the memory has no handle, or the machine allows no further process
             return one_line(error)
+        for pattern in (f"torch_{os.getpid()}_*", f"cuda.shm.{os.getuid()}.{os.getpid():x}.*"):
+            for path in Path("/dev/shm").glob(pattern):  # torch and the driver keep accounts there, and leave them
+                remove_at_end(path)
         theirs.close()  # else its end would go unnoticed
         try:
             return ours.recv() if ours.poll(OPEN_SECONDS) else f"no answer after {OPEN_SECONDS:g} s"

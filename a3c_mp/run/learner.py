@@ -122,8 +122,8 @@ class Learner:
         self._data_filter = NonFiniteFilter(run, f"{setup.message}s_not_finite", setup.bad_in_a_row)
         self.gradient_filter = NonFiniteFilter(run, "gradients_not_finite")
         self._graph_step: Any = None
-        adam = isinstance(self.optimizer, torch.optim.Adam)
-        if self.device.type == "cuda" and args.cuda_graph and adam and self.group.size == 1:
+        is_fused = self.optimizer.defaults.get("fused")
+        if self.device.type == "cuda" and args.cuda_graph and is_fused and self.group.size == 1:
             from a3c_mp.run.graph_step import GraphStep  # here, as most runs have no GPU
 
             self._graph_step = GraphStep(self)
@@ -262,8 +262,8 @@ class Learner:
         if publish:
             with self.run.timing("publishing"):
                 self.weights.publish(self.net)  # waits for the GPU: after this the slots have been read
-        if self._graph_step is not None:
-            self._graph_step.settle()
+            if self._graph_step is not None:
+                self._graph_step.settle()
         self.run.end_round()
         return not self.run.should_stop()
 

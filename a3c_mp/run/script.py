@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 
 from a3c_mp._bootstrap import IGNORED_AT_START
@@ -83,6 +84,7 @@ def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoRetur
     is_clear = console.drain() and in_time(flush_output)
     is_clear &= in_time(partial(end_others, own_threads))
     is_clear &= not (dist.is_available() and dist.is_initialized())  # its destructor may wait for peers
+    is_clear &= not torch.cuda.is_initialized()  # torch would warn of memory that processes have shared
     if is_clear:
         sys.exit(code)
     in_time(atexit._run_exitfuncs)

@@ -25,16 +25,17 @@ def ignores(pid, signum, field="SigIgn"):
     return int(mask, 16) & 1 << (signum - 1)
 
 
-def test_the_watchdog_clears_registered_groups_and_folders_at_the_end_of_its_parent_and_no_others(tmp_path):
+def test_the_watchdog_clears_registered_groups_and_files_at_the_end_of_its_parent_and_no_others(tmp_path):
     """Whatever is signalled to it; if it is killed, the next one does it."""
     kept, killed = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
-    folders = [tmp_path / name for name in ("kept", "removed")]
+    folders, file = [tmp_path / name for name in ("kept", "removed")], tmp_path / "file"
+    file.touch()
     for folder in folders:
         folder.mkdir()
         (folder / "socket").touch()
     watchdog = Watchdog()
     watchdog.ensure_running()
-    for charge in (kept.pid, killed.pid, *folders):
+    for charge in (kept.pid, killed.pid, *folders, file):
         watchdog.add(charge)
     watchdog._process.kill()
     watchdog._process.wait()
@@ -51,7 +52,7 @@ def test_the_watchdog_clears_registered_groups_and_folders_at_the_end_of_its_par
     assert watchdog._process.wait(10) == 0
     assert killed.wait(10) == -signal.SIGKILL
     assert kept.poll() is None
-    assert [folder.exists() for folder in folders] == [True, False]
+    assert [path.exists() for path in (*folders, file)] == [True, False, False]
     kept.kill()
     kept.wait()
 

@@ -28,8 +28,9 @@ class Case:
     chapter: Chapter
     flags: tuple[str, ...] = SHORT
     env_id: str = ""
-    launches: tuple[float, float] = (0, 0)
-    """budget: most launches of an actor for each step, and of a learner for each update; 0: not checked"""
+    launches: tuple[float, float, float] = (0, 0, 0)
+    """budget: most launches of an actor for each step, and of a learner for each update; most operations in a graph of
+    a learner's step; 0: not checked"""
     gpus: int = 1
 
     @property
@@ -38,12 +39,12 @@ class Case:
 
 
 QUICK = {
-    "a3c_data": Case(A3C_DATA, launches=(1, 150)),
-    "a3c_data, images": Case(A3C_DATA, ("--total-steps", "96"), PONG, (1, 185)),
-    "a3c_grad": Case(A3C_GRAD, launches=(18, 16)),
-    "apex_dqn": Case(APEX_DQN, DRAWING, launches=(1, 135)),
-    "impala, lstm": Case(IMPALA, (*SHORT, "--lstm"), launches=(1, 560)),
-    "task, evaluated": Case(TASK, (*SHORT, "--eval-every", "200", "--eval-episodes", "1"), launches=(1, 150)),
+    "a3c_data": Case(A3C_DATA, launches=(1, 10, 170)),
+    "a3c_data, images": Case(A3C_DATA, ("--total-steps", "96"), PONG, (1, 20, 190)),
+    "a3c_grad": Case(A3C_GRAD, launches=(18, 16, 0)),
+    "apex_dqn": Case(APEX_DQN, DRAWING, launches=(1, 9, 155)),
+    "impala, lstm": Case(IMPALA, (*SHORT, "--lstm"), launches=(1, 30, 1050)),
+    "task, evaluated": Case(TASK, (*SHORT, "--eval-every", "200", "--eval-episodes", "1"), launches=(1, 10, 170)),
 }
 OTHERS = {
     "a3c_data, continuous": Case(A3C_DATA, ("--total-steps", "3300", "--noise-steps", "4"), PENDULUM),
@@ -53,7 +54,7 @@ OTHERS = {
     "a3c_grad, images": Case(A3C_GRAD, ("--total-steps", "200"), PONG),
     "apex_dqn, images": Case(APEX_DQN, DRAWING, PONG),
     "apex_dqn, two GPUs": Case(APEX_DQN, (*DRAWING, "--num-learners", "2"), gpus=2),
-    "apex_ddpg": Case(APEX_DDPG, DRAWING, launches=(4, 175)),
+    "apex_ddpg": Case(APEX_DDPG, DRAWING, launches=(4, 10, 200)),
     "impala, images": Case(IMPALA, ("--total-steps", "300"), PONG),
     "impala, two GPUs": Case(IMPALA, (*SHORT, "--num-learners", "2"), gpus=2),
     "task, threads": Case(TASK, (*SHORT, "--standalone", "--async-mode")),
@@ -72,22 +73,22 @@ WAITS = {
     "weights.Weights._wait_for_copies": {"load": 1},
     "weights.Weights.publish": {"load": 1},  # for actors on the CPU
     "actor_critic.action_metrics.<locals>.<genexpr>": {"load": 2},  # bounds of continuous actions
-    "rollout.minibatches": {"update": 1},
     "obs_stats.VectorStats.update": {"load": 1},
     "obs_stats.ImageStats.update.<locals>.<dictcomp>": {"load": 1},
-    "obs_norm.ObsNorm.update": {"load": 2},
-    "guard.NonFiniteFilter.check": {"update": 1},
+    "graph_step.GraphStep.settle": {"load": 1},
     "train_apex.learn": {"update": 1},
-    "impala.UnrollReplay.sample": {"update": 1},
     "gradients.MeanGradient.add": {"update": 2},  # one for each gradient in a step
     "gradients.GradientSetup._accept": {"update": 4},
     "parameters.Publisher._share": {"update": 1},
 }
 """budget: most waits in a function for each step of an actor, each load or publication of weights, and each update"""
+WITH_OTHERS = {"guard.NonFiniteFilter.check": {"update": 1}}
+"""and where there are several learners, who take steps without a graph"""
 NOW_AND_THEN = (
     "checkpoint.", "metrics.", "evaluation.", "spawn.", "gpu.", "acting.", "precision.acting_forward",
     "precision.as_graph", "collector.RolloutCollector.__init__", "actor.Memory.place", "actor_critic.RolloutSetup",
-    "apex.ApexSetup", "train_a3c_grad.actor", "learner_group.", "weights.Weights.load_state_dict",
+    "apex.ApexSetup", "graph_step.GraphStep._capture", "graph_step.GraphStep.take_means", "train_a3c_grad.actor",
+    "learner_group.", "weights.Weights.load_state_dict",
 )  # fmt: skip
 """functions that may wait, as they are called at the start, or once a second and more rarely"""
 START = 100
@@ -96,7 +97,7 @@ START = 100
 
 def excess(ran, case):
     """What processes of a run did that is not in the budgets."""
-    found = []
+    found, budgets = [], WAITS | (WITH_OTHERS if case.gpus > 1 else {})
     for process in ran.processes:
         launches, waits = process["launches_by"], process["waits_by"]
         loads = 1 + launches.get("weights.Weights.load", 0) + launches.get("weights.Weights.publish", 0)
@@ -105,16 +106,19 @@ def excess(ran, case):
         steps = 1 + process.get("replays", length * loads)  # ddpg acts without a graph
         units = {"step": steps, "load": loads, "update": updates}
         for function, number in waits.items():
-            most = sum(count * units[unit] for unit, count in WAITS.get(function, {}).items())
-            if number > most and (function in WAITS or not function.startswith(NOW_AND_THEN)):
+            most = sum(count * units[unit] for unit, count in budgets.get(function, {}).items())
+            if number > most and (function in budgets or not function.startswith(NOW_AND_THEN)):
                 found.append(f"{process['process']}: {number} waits in {function} ({units})")
         if sum(waits.get(f"weights.Weights.{name}", 0) for name in ("_wait_for_copies", "publish")) < loads - 1:
             found.append(f"{process['process']}: weights are read or published without a wait")
         number = sum(count for name, count in launches.items() if not name.startswith(NOW_AND_THEN))
-        per_step, per_update = case.launches
-        most = START + (per_step * steps if process in ran.actors else per_update * updates)
+        per_step, per_update, per_graph = case.launches
+        in_graphs = process.get("captured", 0)  # and as many launches of the first steps with batches of a shape
+        most = START + (per_step * steps if process in ran.actors else per_update * updates + in_graphs)
         if any(case.launches) and number > most:
             found.append(f"{process['process']}: {number} launches ({units})")
+        if per_graph and process in ran.learners and in_graphs > per_graph * process.get("captures", 0):
+            found.append(f"{process['process']}: {in_graphs} operations in {process.get('captures', 0)} graphs")
     return found
 
 

@@ -22,14 +22,13 @@ class Fault:
 DATA, GRAD, DQN, LSTM = (QUICK[name] for name in ("a3c_data", "a3c_grad", "apex_dqn", "impala, lstm"))
 EVALUATED, TWO = QUICK["task, evaluated"], replace(LSTM, flags=("--total-steps", "500", "--num-learners", "2"), gpus=2)
 NORM, PRECISION = "a3c_mp/nets/obs_norm.py", "a3c_mp/nets/precision.py"
-CHAPTER = "train_a3c_data.py"
 TWO_DEVICES = "Expected all tensors to be on the same device, but found cpu and cuda:0"
 IN_CAPTURE = "operation not permitted when stream is capturing"
 ACTION, NORMALIZED = "launch().cpu()", "obs = (obs - shift).mul_(scale)"
-OPTIMIZE, TO_GPU, ATTACH = (
-    "learner.optimizer.step()",
+RECORD, TO_GPU, ATTACH = (
+    "self.learner.record_update({})",
     "value_targets).to(channel.memory.weights.device)",
-    "channel.memory = channel.closing(memory)",
+    "channel.memory = memory",
 )
 DRAW = "for batch in (*self._free, self._held):"
 FAULTS = {
@@ -41,7 +40,8 @@ FAULTS = {
         DQN, "a3c_mp/algorithms/apex.py", "copy.deepcopy(net)", "copy.deepcopy(net).cpu()", TWO_DEVICES
     ),
     "indices drawn on the CPU": Fault(
-        LSTM, "a3c_mp/algorithms/impala.py", "drawn.to(self.unrolls.action.device)", "drawn", TWO_DEVICES
+        LSTM, "a3c_mp/algorithms/impala.py", "select(source, to_device(columns, device))", "select(source, columns)",
+        TWO_DEVICES,
     ),
     "a GPU's tensor as an array": Fault(
         DQN, PRECISION, ACTION, "launch()", "can't convert cuda:0 device type tensor to numpy"
@@ -80,7 +80,7 @@ FAULTS = {
         DATA, PRECISION, ACTION, "(torch.cuda.synchronize() or launch().cpu())", "waits in precision.acting_forward"
     ),
     "a wait more for each update": Fault(
-        DATA, CHAPTER, OPTIMIZE, f"{OPTIMIZE}; float(total)", "waits in train_a3c_data.gradient_step"
+        DATA, "a3c_mp/run/graph_step.py", RECORD, f"torch.cuda.synchronize(); {RECORD}", "waits in graph_step"
     ),
     "an optimizer of many launches": Fault(
         DATA, "a3c_mp/algorithms/actor_critic.py", "eps=args.adam_eps, fused=True", "eps=args.adam_eps, foreach=False",
