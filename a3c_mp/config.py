@@ -66,7 +66,8 @@ class CommonArgs:
     act_on: Literal["auto", "cpu", "cuda"] = "auto"
     """with --cuda: where actors compute; auto: on the GPU for images, if processes can share its memory"""
     cuda_graph: bool = True
-    """with --cuda: actors launch the net as one CUDA graph; off for a net of your own that waits for the GPU"""
+    """with --cuda: an actor's pass and a gradient step are one CUDA graph each; off for a net or loss of your own that
+    waits for the GPU"""
     num_actors: Annotated[int, Between(1, 1024)] = 2
     """parallel actor processes"""
     num_envs: Annotated[int, Between(1, 4096)] = 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -15,7 +14,7 @@ from torch import Tensor
 from a3c_mp.data.episodes import Episode, episodes_at
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.distributions import num_params
-from a3c_mp.processes.slots import Spec
+from a3c_mp.processes.slots import Spec, page_locked
 
 
 class Rollout(NamedTuple):
@@ -115,7 +114,8 @@ def rollout_spec(
 
 def empty_rollout(spec: Spec, pin: bool = False) -> Rollout:
     """A rollout of zeros in the memory of this process; `pin` page-locks it, for copies to the GPU."""
-    return Rollout.of({name: torch.zeros(shape, dtype=dtype, pin_memory=pin) for name, (shape, dtype) in spec.items()})
+    rollout = Rollout.of({name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in spec.items()})
+    return rollout.map(page_locked) if pin else rollout
 
 
 def write_step(rollout: Rollout, t: int, **fields: Tensor | np.ndarray | bool) -> None:
@@ -158,10 +158,7 @@ def minibatches(num_samples: int, batch_size: int, rng: torch.Generator, device:
 
 def to_device(indices: Tensor, device: torch.device) -> Tensor:
     """Move indices to a device; to a GPU through page-locked memory, for which nothing waits."""
-    if device.type == "cuda":
-        with suppress(RuntimeError):  # the machine allows no more of it
-            indices = indices.pin_memory()
-    return indices.to(device, non_blocking=True)
+    return (page_locked(indices) if device.type == "cuda" else indices).to(device, non_blocking=True)
 
 
 def finished_episodes(rollout: Rollout) -> list[Episode]:

@@ -83,6 +83,13 @@ def pin(memory: Tensor, device: torch.device) -> bool:
     return error == 0
 
 
+def page_locked(tensor: Tensor) -> Tensor:
+    """A copy in page-locked memory, or the tensor itself where the machine allows no more of that."""
+    with suppress(RuntimeError):
+        return tensor.pin_memory()
+    return tensor
+
+
 def layout(spec: Spec) -> tuple[dict[str, int], int]:
     """Byte offset of each field, and the bytes of a whole slot."""
     offsets, end = {}, 0

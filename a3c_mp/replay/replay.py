@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.slots import page_locked
 from a3c_mp.replay.shards import Shards, spread
 from a3c_mp.replay.sum_tree import SumTree
 from a3c_mp.replay.writer import MIN_PRIORITY
@@ -47,7 +48,8 @@ class Batch(NamedTuple):
             "probability": ((), torch.float64),
             "ids": ((), torch.int64),
         }
-        return cls(**{name: torch.empty(batch_size, *s, dtype=d, pin_memory=pin) for name, (s, d) in shapes.items()})
+        batch = cls(**{name: torch.empty(batch_size, *shape, dtype=dtype) for name, (shape, dtype) in shapes.items()})
+        return cls(*map(page_locked, batch)) if pin else batch
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device, its ids on the CPU; from pinned memory to a GPU nothing waits for the copies."""

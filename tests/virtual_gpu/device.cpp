@@ -67,6 +67,7 @@ bool is_pinned(uintptr_t address) {
 struct PinnedMemory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (!bytes) return {nullptr, Device(DeviceType::CPU)};
+    TORCH_CHECK(!std::getenv("VIRTUAL_GPU_PIN_ERROR"), "CUDA error: out of memory (cudaHostAlloc)");
     void* data = std::aligned_alloc(4096, (bytes + 4095) & ~size_t(4095));
     pin(reinterpret_cast<uintptr_t>(data), bytes);
     return {data, data, &release, Device(DeviceType::CPU)};

@@ -163,11 +163,14 @@ def test_a_killed_actor_is_replaced_on_the_gpu(gpu, scripts, chapter):
 
 
 @pytest.mark.slow
-def test_memory_that_cannot_be_pinned_costs_one_warning(gpu):
-    ran = gpu.run(A3C_DATA, *SHORT, pin_error="2")
+@pytest.mark.parametrize("name", ["a3c_data", "a3c_grad", "apex_dqn"])
+def test_memory_that_cannot_be_pinned_costs_one_warning_at_most(gpu, name):
+    case = QUICK[name]
+    ran = gpu.run(case.chapter, *case.flags, pin_error="2")
     assert ran.done.code == 0, ran.done.err
-    assert (ran.done.out + ran.done.err).count("cannot be pinned (CUDA error 2)") == 1
-    assert [process["process"] for process in ran.processes if "pins_refused" in process] == ["python"]
+    warned = [process["process"] for process in ran.processes if "pins_refused" in process]
+    assert (ran.done.out + ran.done.err).count("cannot be pinned (CUDA error 2)") == len(warned)
+    assert warned == (["python"] if name == "a3c_data" else [])  # others have their slots on the GPU, or on the CPU
 
 
 ON_CPU = {"a3c_data, images": PONG, "a3c_grad": "", "apex_dqn": "", "impala, lstm": "", "task, evaluated": ""}
