@@ -203,7 +203,7 @@ def learners(part: Part) -> None:
 
 def pong(part: Part) -> None:
     """Chapter 1 with its preset until 18, or until the time is over."""
-    seconds = min(part.left - START_SECONDS / 2, 20 * 60)
+    seconds = max(5.0, part.left - START_SECONDS / 3)  # that much for its start and its end
     with training(part, "a3c_data", f"--max-seconds={seconds:g}") as trainer:
         while trainer.process.poll() is None:
             with suppress(subprocess.TimeoutExpired):

@@ -111,8 +111,9 @@ class Trainer:
         return code
 
     def wait_until_it_learns(self, seconds: float) -> None:
+        """Wait for the first point of its curves. Raises RuntimeError with the end of its output if there is none."""
         deadline = time.monotonic() + seconds
-        while not common.scalars(self.folder, "time/elapsed_seconds") if self.folder.exists() else True:
+        while not (self.folder.exists() and common.scalars(self.folder, "time/elapsed_seconds")):
             if time.monotonic() > deadline or self.process.poll() is not None:
                 raise RuntimeError(f"it does not learn: {self.output[-700:]}")
             time.sleep(0.5)
