@@ -220,21 +220,22 @@ def pong(part: Part) -> None:
 
 
 def launches(part: Part) -> None:
-    """A learner alone: time of an update and of a rollout, and what it launches; see alone.py."""
-    for chapter in ("a3c_data", "impala"):
-        with part.guarded(chapter):
-            log, found = part.folder / f"{chapter}.txt", part.folder / f"{chapter}.json"
-            flags = [*UNTIL_STOPPED, f"--max-seconds={part.seconds:g}", f"--runs-dir={part.folder / 'runs'}"]
-            command = part.flags_of(chapter, *flags)
+    """A learner alone: time of an update and of a rollout, and what it launches, with graphs and without."""
+    seconds = max(6.0, part.seconds / 2)
+    for row in ("a3c_data", "impala", "a3c_data no-cuda-graph", "impala no-cuda-graph"):
+        with part.guarded(row):
+            chapter, *words = row.split()
+            log, found = part.folder / f"{row}.txt", part.folder / f"alone {row}.json"
+            flags = [*(f"--{word}" for word in words), *UNTIL_STOPPED, f"--max-seconds={seconds:g}"]
+            command = part.flags_of(chapter, *flags, f"--runs-dir={part.folder / 'runs'}")
             with log.open("w") as file:
-                script = HERE / "alone.py"
-                process = start(script, "learner", found, *command, stdout=file, stderr=subprocess.STDOUT)
+                process = start(HERE / "alone.py", "learner", found, *command, stdout=file, stderr=subprocess.STDOUT)
             try:
-                process.wait(min(part.left, part.seconds + START_SECONDS))
+                process.wait(min(part.left, seconds + START_SECONDS))
             finally:
                 end(process)
                 if found.exists():
-                    part.record(**{chapter: json.loads(found.read_text())})
+                    part.record(**{row: json.loads(found.read_text())})
             if process.returncode:
                 raise RuntimeError(f"exit code {process.returncode}: {log.read_text(errors='replace')[-700:]}")
 

@@ -50,7 +50,7 @@ def test_the_model_has_the_limits_of_actors_gpu_and_learner():
 def test_without_a_gpu_it_says_so_in_one_line(monkeypatch):
     monkeypatch.setattr("sys.argv", ["gpu_check.py"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="^cuda=True: torch sees no GPU that it can use; see nvidia-smi and docs"):
+    with pytest.raises(ConfigError, match=r"^cuda=True: torch sees no GPU that it can use; see nvidia-smi"):
         gpu_check.main()
 
 
