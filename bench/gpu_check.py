@@ -15,7 +15,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,6 @@ from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.run.script import exit_with
 from bench import common
-from bench.outside import processes_of
 from bench.records import Result, begin, machine, markdown_table, measure
 
 PONG = "PongNoFrameskip-v4"
@@ -46,6 +44,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "learners": (240, 0), "tests": (900, 0), "pong": (660, 0),
 }  # fmt: skip
 """part -> its time limit (s): a constant, and how many times `--seconds` are added"""
+MARK = "GPU_CHECK_PART"
+"""environment variable that all processes of a part have"""
 LEAST_SECONDS = 10.0
 """a part is not started if less time is left"""
 
@@ -77,7 +77,7 @@ def run_part(name: str, task: dict[str, Any], limit: float) -> Result:
     with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as folder:
         log, found = Path(folder, "output.txt"), Path(folder, f"{name}.json")
         Path(folder, "task.json").write_text(json.dumps({**task, "limit": limit}, default=str))
-        env = {**os.environ, PARENT_VARIABLE: str(os.getpid())}  # the part ends if this process is killed
+        env = {**os.environ, MARK: folder, PARENT_VARIABLE: str(os.getpid())}  # it ends if this process is killed
         with log.open("w") as file:
             process = subprocess.Popen(
                 [sys.executable, str(SCRIPT), name, folder], env=env, cwd=common.ROOT, start_new_session=True,
@@ -89,7 +89,8 @@ def run_part(name: str, task: dict[str, Any], limit: float) -> Result:
         except subprocess.TimeoutExpired:
             error = f"cut off after {limit:.0f} s"
         finally:
-            kill_all(process)
+            kill_all(folder)
+            process.wait()
         figures: Any = {}
         with suppress(OSError, ValueError):
             figures = finite(json.loads(found.read_text()))
@@ -97,15 +98,15 @@ def run_part(name: str, task: dict[str, Any], limit: float) -> Result:
     return {"seconds": round(time.monotonic() - begun, 1), "error": error, "figures": figures, "output": output}
 
 
-def kill_all(process: subprocess.Popen) -> None:
-    """Kill a part and everything that it has started."""
-    family = processes_of(process.pid)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for each in family:
+def kill_all(folder: str) -> None:
+    """Kill what a part has started, in whatever process group it is: by the variable that all of it has inherited."""
+    left = []
+    for process in psutil.process_iter():
         with suppress(psutil.Error):
-            each.kill()
-    process.wait()
+            if process.environ().get(MARK) == folder:
+                process.kill()
+                left.append(process)
+    psutil.wait_procs(left, timeout=2)
 
 
 def finite(value: Any) -> Any:
