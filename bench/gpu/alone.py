@@ -41,7 +41,7 @@ from bench import common
 
 WARM_UP, PROFILED = 0.35, 0.75
 """shares of a learner's time after which rounds are measured, and some are profiled"""
-PROFILED_ROUNDS = 3
+PROFILED_ROUNDS, PROFILER_SECONDS = 3, 20.0
 REWARDS = 0.02
 """share of steps with a reward, as in Pong"""
 
@@ -82,7 +82,7 @@ class RandomRollouts(Processes):
 
     def take(self, should_stop: Any, size: int = 1) -> list[Filled]:
         self.mark(should_stop.__self__.updates, size)
-        if should_stop():
+        if should_stop() or self.profiled > PROFILED_ROUNDS:
             return []
         return [Filled(*next(self.filled), self.version()) for _ in range(size)]
 
@@ -163,7 +163,8 @@ def learner(out: Path, script: str, *flags: str) -> int:
 
     sys.argv = [script, *flags]
     chapter = importlib.import_module(Path(script).stem)
-    rollouts = RandomRollouts(common.trainer_settings(sys.argv).max_seconds, save)
+    seconds = common.trainer_settings(sys.argv).max_seconds - PROFILER_SECONDS
+    rollouts = RandomRollouts(max(seconds, 1.0), save)
 
     def alone(args: Any, run: Any, setup: Any, make_actor: Any, group: Any = None) -> Learner:
         made: Any = Learner(args, run, setup, make_actor, group, rollouts)

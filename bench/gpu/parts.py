@@ -139,6 +139,8 @@ def speed(part: Part) -> None:
 def predicted(part: Part, row: str) -> float | str:
     """Steps a second by the model, of what `latency` and `launches` have measured; or why there is none."""
     chapter, *flags = SPEED[row]
+    if chapter not in ("a3c_data", "impala"):
+        return "none: actors compute gradients, or the replay decides when the learner learns"
     settings = common.trainer_settings(part.flags_of(chapter, *flags))
     try:
         calls, learner = part.earlier["latency"], part.earlier["launches"][chapter]
@@ -226,7 +228,11 @@ def launches(part: Part) -> None:
         with part.guarded(row):
             chapter, *words = row.split()
             log, found = part.folder / f"{row}.txt", part.folder / f"alone {row}.json"
-            flags = [*(f"--{word}" for word in words), *UNTIL_STOPPED, f"--max-seconds={seconds:g}"]
+            flags = [
+                *(f"--{word}" for word in words),
+                *UNTIL_STOPPED,
+                f"--max-seconds={seconds + 20:g}",
+            ]  # 20 s for the profiler
             command = part.flags_of(chapter, *flags, f"--runs-dir={part.folder / 'runs'}")
             with log.open("w") as file:
                 process = start(HERE / "alone.py", "learner", found, *command, stdout=file, stderr=subprocess.STDOUT)
