@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 import psutil
 import torch
 
-from a3c_mp._bootstrap import PARENT_VARIABLE
 from a3c_mp.cli import parse_own
 from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError, one_line
+from a3c_mp.processes.spawn import PARENT_VARIABLE
 from a3c_mp.run.script import exit_with
 from bench import common
 from bench.records import Result, begin, machine, markdown_table, measure

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from a3c_mp._bootstrap import PARENT_VARIABLE
 from a3c_mp.errors import one_line
+from a3c_mp.processes.spawn import PARENT_VARIABLE
 from bench import common
 
 PONG = "PongNoFrameskip-v4"
