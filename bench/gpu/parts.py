@@ -26,7 +26,19 @@ from a3c_mp.errors import one_line
 from bench import common
 from bench.gpu.queueing import predict_sps
 from bench.gpu.sharing import latency
-from bench.gpu.task import HERE, START_SECONDS, UNTIL_STOPPED, Figures, Part, Trainer, end, run, start, training
+from bench.gpu.task import (
+    END_SECONDS,
+    HERE,
+    START_SECONDS,
+    UNTIL_STOPPED,
+    Figures,
+    Part,
+    Trainer,
+    end,
+    run,
+    start,
+    training,
+)
 from bench.outside import actors_among, command_of, processes_of, replaced_after
 
 SPEED = {
@@ -209,18 +221,17 @@ def pong(part: Part) -> None:
     """Chapter 1 with its preset until 18, or until the time is over."""
     seconds = max(5.0, part.left - START_SECONDS / 3)  # that much for its start and its end
     with training(part, "a3c_data", f"--max-seconds={seconds:g}") as trainer:
-        while trainer.process.poll() is None:
+        while trainer.process.poll() is None and part.left > END_SECONDS:
             with suppress(subprocess.TimeoutExpired):
-                trainer.process.wait(5.0)
-            games = common.read_games(trainer.folder)
-            if games:
+                trainer.process.wait(2.0)
+            if games := common.read_games(trainer.folder):
                 part.record(steps=games[-1].steps, seconds=games[-1].seconds, mean_return=common.mean_return(games))
-        trainer.wait(1.0)
+        trainer.process.terminate()  # if it has not ended: it writes its summary
+        part.record(exit_code=trainer.process.wait(max(1.0, part.left - 5.0)))
         summary = common.read_summary(trainer.folder)
         names = ("solved", "solved_at_seconds", "solved_at_steps", "sps", "updates", "mean_return_100", "exit_reason")
-        part.record(
-            **{name: summary.get(name) for name in names}, curve=common.curve_of(common.read_games(trainer.folder), 40)
-        )
+        curve = common.curve_of(common.read_games(trainer.folder), 40)
+        part.record(**{name: summary.get(name) for name in names}, steps=summary["steps"], curve=curve)
 
 
 def launches(part: Part) -> None:
