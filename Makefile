@@ -1,12 +1,12 @@
 # make train: set up and train Pong.  make test: set up and test.  make check: format, lint, types.
-# make test-fast: on every save.
+# make test-fast: on every save.  make gpu-check: what --cuda does on this machine's GPU, in one file (docs/gpu.md).
 # PYTHON makes $(VENV) and has no effect once that exists; for another Python: make clean, then make PYTHON=python3.12 train.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-fast test-slow check format tensorboard clean
+.PHONY: train test test-fast test-slow gpu-check check format tensorboard clean
 
 train: $(VENV)/.installed
 	$(BIN)/python train_a3c_data.py $(ARGS)
@@ -19,6 +19,9 @@ test-fast: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+gpu-check: $(VENV)/.installed
+	$(BIN)/python bench/gpu_check.py $(ARGS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
