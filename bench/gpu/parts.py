@@ -137,7 +137,7 @@ def beyond_budgets(actors: Sequence[Figures], learners: Sequence[Figures], train
     config = json.loads((trainer.folder / "config.json").read_text())
     done = SimpleNamespace(summary=common.read_summary(trainer.folder), config=config)
     ran = SimpleNamespace(processes=[*actors, *learners], actors=actors, learners=learners, done=done)
-    return list(excess(ran, SimpleNamespace(launches=(0, 0))))
+    return list(excess(ran, SimpleNamespace(launches=(0, 0, 0), gpus=1)))
 
 
 def speed(part: Part) -> None:
