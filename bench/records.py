@@ -67,8 +67,9 @@ def versions() -> dict[str, str]:
 def commit_of(tree: Path = ROOT) -> str | None:
     """The commit of a checkout, with "+" if files differ from it; None without git."""
     git = ["git", "-C", str(tree), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
-    found = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    return found or None
+    with suppress(OSError):  # there is no git
+        return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
+    return None
 
 
 # ---- result files

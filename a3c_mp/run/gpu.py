@@ -33,7 +33,7 @@ def open_gpu(rank: int) -> torch.device:
         raise ConfigError("cuda", True, "this torch has no CUDA", f"{leave}, or install a CUDA build of torch")
     driver = DRIVERS.get(version.split(".")[0])
     needs = f"CUDA {version}" + (f", which needs driver {driver} or newer" if driver else "")
-    fix = f"{leave}, or see nvidia-smi and docs/platforms.md"
+    fix = f"{leave}, or see nvidia-smi and docs/gpu.md"
     if not torch.cuda.is_available():
         raise ConfigError("cuda", True, f"torch sees no GPU that it can use; its build is for {needs}", fix)
     device = torch.device("cuda", rank) if rank else torch.device("cuda")
