@@ -129,7 +129,7 @@ def collectors_of(
     collectors = []
     with torch.random.fork_rng(devices=[]):  # in a standalone task, a resume continues the learner's
         for channel in channels:
-            channel.memory = memory if learner else channel.closing(memory)
+            channel.memory = memory
             collectors.append((channel, make_actor(channel, args)))
     return collectors
 

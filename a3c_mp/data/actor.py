@@ -50,10 +50,6 @@ class Memory:
         """Copy the newest weights, or in order those that the token names, into `net`; return their version."""
         return self.weights.load(net, token.version if self.in_order else None)
 
-    def close(self) -> None:
-        """Let go of the learner's memory, in the process of an actor: torch counts who holds that of a GPU."""
-        self.slots = self.weights = self.states = self.more = None
-
 
 class OneSlot:
     """Memory of an actor on another machine: one slot, which stands for all of the learner's. Its fields are sent."""
@@ -79,7 +75,7 @@ class SentStates:
 
 def run_actor(channel: WorkerChannel, make_actor: Callable[..., Fill], args: Any, memory: Memory) -> None:
     """Entry point of an actor: fill the slots of tokens, one after the other, until the learner ends the process."""
-    channel.memory = channel.closing(memory)
+    channel.memory = memory
     fill = make_actor(channel, args)
     for token in channel.tokens():
         channel.send(token.slot, fill(token))

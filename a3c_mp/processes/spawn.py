@@ -191,7 +191,7 @@ def root_for_sockets(longest: int) -> str:
 
 
 def remove_at_end(path: Path) -> None:
-    """Have a file or folder removed once this process is gone, however it ended."""
+    """Have a folder, or the files of a pattern, removed once this process is gone, however it ended."""
     _watchdog.ensure_running()
     _watchdog.add(path)
 

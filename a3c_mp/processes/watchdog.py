@@ -1,12 +1,13 @@
 """A small process that kills process groups and removes files of its parent, once that is gone, however it ended.
 
 It runs this file as a script, without torch: `python -I -S watchdog.py PARENT_PID`. Standard input is a pipe; a line
-`+PGID` or `+/PATH` adds one, a line with `-` takes it off. The parent is gone at end of file, or when this process
-has another parent: a fork of the parent may still hold the pipe.
+`+PGID`, `+/FOLDER` or `+/PATTERN` (of files) adds one, a line with `-` takes it off. The parent is gone at end of file,
+or when this process has another parent: a fork of the parent may still hold the pipe.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import select
 import shutil
@@ -75,9 +76,10 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     for charge in watch(int(sys.argv[1])):
         if charge.startswith(b"/"):
-            with suppress(OSError):  # a folder
-                os.unlink(charge)
             shutil.rmtree(charge, ignore_errors=True)
+            for file in glob.glob(charge):
+                with suppress(OSError):
+                    os.unlink(file)
         else:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(charge), signal.SIGKILL)

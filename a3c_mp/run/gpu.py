@@ -87,9 +87,8 @@ def why_not_shared(device: torch.device) -> str:
             child = start_child(_open, (bytes(ForkingPickler.dumps(tensor)), theirs), name="ipc-check", daemon=True)
         except (OSError, RuntimeError) as error:  # the memory has no handle, or the machine allows no further process
             return one_line(error)
-        for pattern in (f"torch_{os.getpid()}_*", f"cuda.shm.{os.getuid()}.{os.getpid():x}.*"):
-            for path in Path("/dev/shm").glob(pattern):  # torch and the driver keep accounts there, and leave them
-                remove_at_end(path)
+        for name in (f"torch_{os.getpid()}_*", f"cuda.shm.{os.getuid()}.{os.getpid():x}.*"):
+            remove_at_end(Path("/dev/shm", name))  # in which torch and the driver count who shares; they leave them
         theirs.close()  # else its end would go unnoticed
         try:
             return ours.recv() if ours.poll(OPEN_SECONDS) else f"no answer after {OPEN_SECONDS:g} s"

@@ -7,6 +7,7 @@ import copy
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +38,11 @@ SPACES = Box(0, 255, (4, 84, 84), "uint8"), Discrete(6)
 
 def obs(seed):
     return torch.randint(0, 256, (8, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def needs_ray(chapter):
+    if chapter.script == "train_ray.py" and find_spec("ray") is None:
+        pytest.skip("needs Ray")
 
 
 def test_the_graph_computes_what_the_net_does_with_newly_loaded_weights_too():
@@ -132,6 +138,7 @@ def test_a_loss_that_waits_for_the_gpu_is_refused_unless_steps_are_no_graphs():
 @EVERY_CHAPTER
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "PongNoFrameskip-v4"])
 def test_training_on_the_gpu_is_deterministic_where_asked(scripts, env_id, chapter):
+    needs_ray(chapter)
     flags = ["--env-id", env_id, "--cuda", "--deterministic", "--total-steps", "2000"]
     hashes = []
     for name in ("a", "b"):
@@ -145,6 +152,7 @@ def test_training_on_the_gpu_is_deterministic_where_asked(scripts, env_id, chapt
 @EVERY_CHAPTER
 def test_training_on_the_gpu_goes_on_where_it_was_stopped(scripts, chapter):
     """Not deterministic: with batches drawn ahead into pinned memory, and slots in flight while others are learned."""
+    needs_ray(chapter)
     first = scripts.run(chapter, "--env-id", "PongNoFrameskip-v4", "--cuda", "--total-steps", "2000")
     assert first.code == 0, first.err
     updates = first.summary["updates"]  # the resumed run writes the same file

@@ -28,14 +28,14 @@ def ignores(pid, signum, field="SigIgn"):
 def test_the_watchdog_clears_registered_groups_and_files_at_the_end_of_its_parent_and_no_others(tmp_path):
     """Whatever is signalled to it; if it is killed, the next one does it."""
     kept, killed = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
-    folders, file = [tmp_path / name for name in ("kept", "removed")], tmp_path / "file"
+    folders, file = [tmp_path / name for name in ("kept", "removed")], tmp_path / "torch_7_1"
     file.touch()
     for folder in folders:
         folder.mkdir()
         (folder / "socket").touch()
     watchdog = Watchdog()
     watchdog.ensure_running()
-    for charge in (kept.pid, killed.pid, *folders, file):
+    for charge in (kept.pid, killed.pid, *folders, tmp_path / "torch_7_*"):
         watchdog.add(charge)
     watchdog._process.kill()
     watchdog._process.wait()
