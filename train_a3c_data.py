@@ -60,8 +60,7 @@ def backward(args: Any, net: Any, loss: Callable[..., Any], *batch: Any) -> tupl
     with autocast(args.precision, net):
         total, metrics = loss(args, net, *batch)
     total.backward()
-    total = total.detach()
-    return total, metrics | {"losses/total": total}
+    return total.detach(), metrics | {"losses/total": total.detach()}
 
 
 def gradients(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class GraphStep:
         num, in_a_row, most = map(int, self.skipped.tolist())
         if num:
             self.skipped.copy_(torch.tensor([0.0, in_a_row, in_a_row]))
-            self.learner.take_back(num)
+            self.learner.run.progress.record_update(-num * self.learner.setup.samples_per_update, -num)
             what = f"gradient {self.learner.updates + 1}"
             self.learner.gradient_filter.count_skipped(num, most, "the learner", what)
 

@@ -193,10 +193,6 @@ class Learner:
     def record_update(self, metrics: Metrics) -> None:
         self.run.record_update(metrics, self.setup.samples_per_update * self.group.size)
 
-    def take_back(self, updates: int) -> None:
-        """Take back updates that were recorded and are found to be skipped."""
-        self.run.progress.record_update(-updates * self.setup.samples_per_update, -updates)
-
     # ---- what a round is made of
 
     def take(self, size: int = 1) -> list[Filled]:

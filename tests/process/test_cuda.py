@@ -26,6 +26,7 @@ from a3c_mp.processes.weights import Weights
 from a3c_mp.run.graph_step import GraphStep
 from a3c_mp.run.guard import NonFiniteFilter
 from a3c_mp.run.learner import Learner
+from a3c_mp.run.progress import Progress
 
 pytestmark = [
     pytest.mark.cuda,
@@ -69,18 +70,21 @@ def a_learner():
     torch.manual_seed(0)
     net = make_actor_critic(*SPACES).cuda()
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-4, eps=1e-5, fused=True)
-    run = SimpleNamespace(counters=Counter(), log=SimpleNamespace(warning=print), metrics=SimpleNamespace(sources=[]))
+    run = SimpleNamespace(
+        counters=Counter(), log=SimpleNamespace(warning=print), metrics=SimpleNamespace(sources=[]),
+        progress=Progress(ARGS),
+    )  # fmt: skip
     learner = SimpleNamespace(
         args=ARGS, net=net, optimizer=optimizer, device=torch.device("cuda", 0), group=LearnerGroup(), run=run,
-        updates=0, metrics=[], gradient_filter=NonFiniteFilter(run, "gradients_not_finite"), _graph_step=None,
+        updates=0, metrics=[], setup=SimpleNamespace(samples_per_update=0),
+        gradient_filter=NonFiniteFilter(run, "gradients_not_finite"), _graph_step=None,
     )  # fmt: skip
 
     def record_update(metrics):
-        learner.updates += 1
+        run.progress.record_update()
         learner.metrics.append(metrics)
 
     learner.record_update = record_update
-    learner.take_back = lambda number: setattr(learner, "updates", learner.updates - number)
     learner.take_step = partial(Learner.take_step, learner)
     return learner
 
@@ -103,7 +107,7 @@ def test_a_graph_takes_the_same_steps_while_settings_anneal_and_one_is_skipped(m
             chapter.gradient_step(anneal_entropy_coef(ARGS, step), learner, chapter.loss, batch)
     graphed._graph_step.settle()
     assert len(graphed._graph_step.graphs) == 2
-    assert plain.updates == graphed.updates == 8
+    assert plain.run.progress.updates == graphed.run.progress.updates == 8
     assert plain.run.counters == graphed.run.counters == {"gradients_not_finite": 1}
     for one, other in zip(plain.net.parameters(), graphed.net.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
