@@ -11,21 +11,27 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: it sets the number of threads before torch is imported)
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import train_apex
 import train_impala
 from a3c_mp.algorithms import ray_trainer
+from a3c_mp.algorithms.impala import ImpalaSetup
 from a3c_mp.algorithms.ray_settings import SETTINGS
+from a3c_mp.chapter import Chapter
 from a3c_mp.cli import parse_algo
-from a3c_mp.cluster import Fleet, Outbox, Publisher, Reader, all_finite
+from a3c_mp.cluster import Fleet, Outbox, Publisher, Reader, ReplaySpec, all_finite
 from a3c_mp.data.actor import Memory, OneSlot, SentStates
 from a3c_mp.run.learner import Learner
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
-CHAPTERS = {"impala": train_impala, "dqn": train_apex}
+ALGORITHMS = {
+    "impala": Chapter(*SETTINGS["impala"], train_impala.actor, train_impala.train, ImpalaSetup),
+    "dqn": Chapter(*SETTINGS["dqn"], train_apex.actor, train_apex.train, ray_trainer.RayDqnSetup),
+}
+"""`--algo` -> settings, presets, actor, loop, and what makes net, optimizer and slots; docs/ray.md adds one"""
 
 
 def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: tuple[Any, ...]) -> Callable[..., Any]:
@@ -50,35 +56,40 @@ def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: t
 class RayCarrier:
     """The carrier of a cluster: weights go through a parameter server, actors are Ray's."""
 
-    def __init__(self, session: Any, setup: Any):
-        self.session, self.packer, self.replay, self.spaces = session, setup.packer, setup.spec, setup.spaces
+    def __init__(self, session: Any, run: Run, packer: Any, spaces: Any):
+        self.session, self.run, self.packer, self.spaces = session, run, packer, spaces
 
     def share(self, net: Any, acting: Any, untrained: bool) -> Publisher:
         return Publisher(self.session, net, acting.dtype, untrained)  # starts the parameter server
 
     def start(self, make_actor: Callable[..., Any], args: Any, memory: Any, **pool: Any) -> Fleet:
         """Start the actors; what they send is copied into slots of the trainer, rows go from node to node."""
+        assert memory.more is None or isinstance(memory.more, ReplaySpec), "nodes share nothing else"
 
         def store(slot: int, result: tuple[Any, Any, Any], rows: Any) -> Any:
             payload, fields, state = result
             self.packer.unpack(fields, memory.slots[slot])
             memory.states.store(slot, state)
-            return (*payload, rows) if self.replay else payload
+            return (*payload, rows) if memory.more else payload
 
-        setup = self.packer, Reader(memory.weights), self.replay, self.spaces
-        return Fleet(self.session, node_actor, (make_actor, args, setup), store, **pool)
+        setup = self.packer, Reader(memory.weights), memory.more, self.spaces
+        fleet = Fleet(self.session, node_actor, (make_actor, args, setup), store, **pool)
+        ray_trainer.show_cluster(self.run, self.session, fleet)
+        return fleet
 
 
-def main() -> int:
-    args = parse_algo(SETTINGS, __doc__)
-    setup, chapter = ray_trainer.make_setup(args), CHAPTERS[args.algo]
+def main(algorithms: Mapping[str, Chapter] = ALGORITHMS) -> int:
+    """Train with the algorithm that `--algo` names, or else the first; returns the exit code."""
+    args = parse_algo({name: (each.args_class, each.presets) for name, each in algorithms.items()}, __doc__ or "")
+    algorithm = algorithms[getattr(args, "algo", next(iter(algorithms)))]
+    setup = ray_trainer.make_setup(args, algorithm.setup)
     with (
         Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
         ray_trainer.join_cluster(args, run, setup) as session,
     ):
-        carrier = RayCarrier(session, setup)
-        with Learner(args, run, setup, chapter.actor, carrier=carrier) as trainer:
-            chapter.train(args, trainer)
+        carrier = RayCarrier(session, run, ray_trainer.packer_of(args, setup), ray_trainer.spaces_of(args))
+        with Learner(args, run, setup, algorithm.actor, carrier=carrier) as trainer, ray_trainer.saving(run):
+            algorithm.train(args, trainer)
     return run.exit_code
 
 

@@ -8,13 +8,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from a3c_mp.algorithms import apex_settings, impala
 from a3c_mp.cluster.node import check_installed
-from a3c_mp.config import Between, CommonArgs
+from a3c_mp.config import Between
 from a3c_mp.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class RayArgs(CommonArgs):
-    """Settings of the connection to a Ray cluster."""
+class RayArgs:
+    """Settings of the connection to a Ray cluster: the first base class of an algorithm's settings."""
+
+    chapter = "ray"
+    act_on: ClassVar = "cpu"  # no GPU is reserved for actors
 
     address: str | None = None
     """join a running Ray cluster: HOST:PORT of its head, or auto on one of its machines; default: one of its own"""
@@ -24,28 +27,23 @@ class RayArgs(CommonArgs):
     """with --address: join a cluster that accepts any token"""
 
     @property
-    def local_actors(self) -> int:
+    def local_actors(self: Any) -> int:
         return self.num_actors if self.address is None else 0
 
 
 @dataclass(frozen=True)
-class ImpalaArgs(impala.Args, RayArgs):
+class ImpalaArgs(RayArgs, impala.Args):
     """Settings of IMPALA on Ray."""
-
-    chapter = "ray"
-    act_on: ClassVar = "cpu"  # type: ignore[misc]  # no GPU is reserved for actors
 
     algo: Literal["impala", "dqn"] = "impala"
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
 
 
 @dataclass(frozen=True)
-class DqnArgs(apex_settings.Args, RayArgs):
+class DqnArgs(RayArgs, apex_settings.Args):
     """Settings of DQN on Ray."""
 
-    chapter = "ray"
     continuous: ClassVar = {}  # only chapter 3 has ddpg
-    act_on: ClassVar = "cpu"  # type: ignore[misc]
 
     algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
@@ -58,26 +56,29 @@ DQN_PRESETS = {
     for name, preset in apex_settings.PRESETS.items()
     if preset.get("algo") != "ddpg"
 }
-RayRunArgs = ImpalaArgs | DqnArgs
-SETTINGS: dict[str, tuple[type[RayRunArgs], dict[str, dict[str, Any]]]] = {
+SETTINGS: dict[str, tuple[type[Any], dict[str, dict[str, Any]]]] = {
     "impala": (ImpalaArgs, impala.PRESETS),
     "dqn": (DqnArgs, DQN_PRESETS),
 }
 """algorithm -> (settings, presets)"""
 
 
-def check(args: RayRunArgs) -> None:
-    """Raise ConfigError for settings that contradict each other, and for a machine without Ray."""
+def check(args: Any) -> None:
+    """Raise ConfigError for settings of any algorithm that contradict each other, and for a machine without Ray."""
     check_installed()
     for name, value in (("token-file", args.token_file), ("insecure-cluster", args.insecure_cluster)):
         if value and args.address is None:
             why = "it is for a running cluster, and this run starts one of its own"
             raise ConfigError(name, value, why, "add --address, or leave it out")
-    if args.num_learners > 1:
-        raise ConfigError("num-learners", args.num_learners, "on Ray there is one", "leave it out, or use chapter 4")
-    if isinstance(args, DqnArgs) and args.num_shards > args.num_actors:
+    if (learners := getattr(args, "num_learners", 1)) > 1:
+        raise ConfigError("num-learners", learners, "on Ray there is one", "leave it out, or use chapter 4")
+
+
+def check_shards(args: DqnArgs) -> None:
+    """Raise ConfigError for replay shards that cannot be filled or saved."""
+    if args.num_shards > args.num_actors:
         why = f"only {args.num_actors} actors fill them"
         raise ConfigError("num-shards", args.num_shards, why, "lower it, or raise --num-actors")
-    if isinstance(args, DqnArgs) and args.save_replay:
+    if args.save_replay:
         why = "shards are not saved: a resumed run fills them again"
         raise ConfigError("save-replay", True, why, "leave it out, or use chapter 3")

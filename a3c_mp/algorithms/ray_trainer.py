@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import gymnasium
@@ -12,9 +12,8 @@ import numpy as np
 
 from a3c_mp.algorithms import apex, dqn
 from a3c_mp.algorithms.apex import ApexSetup
-from a3c_mp.algorithms.impala import ImpalaSetup
-from a3c_mp.algorithms.ray_settings import DqnArgs, ImpalaArgs, RayRunArgs, check
-from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
+from a3c_mp.algorithms.ray_settings import DqnArgs, check, check_shards
+from a3c_mp.cluster import Fleet, Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.cluster.node import store_folder
 from a3c_mp.errors import ConfigError
@@ -32,44 +31,21 @@ LEAST_STORE = 80 * MIB
 """smallest object store; Ray refuses less than 75 MiB"""
 
 
-def save_run(setup: Setup, learner: Any, error: BaseException | None) -> None:
-    """Save the run before the actors end: where the node ends too, Ray may end this process meanwhile."""
-    learner.run.finish(error)
-
-
-class RayImpalaSetup(ImpalaSetup):
-    """The setup of chapter 4, and a packer for messages of unrolls."""
-
-    spec = None
-    end = save_run
-
-    def __init__(self, args: ImpalaArgs):
-        super().__init__(args)
-        self.packer = Packer(self.slots.spec, apex.stacked_frames(args.env_id))
-
-    def begin(self, learner: Learner) -> None:
-        show_cluster(learner)
-
-    def store_bytes(self, args: ImpalaArgs) -> int:
-        """Return the bytes of unrolls in the object store, at most."""
-        return (args.num_actors * args.slots_per_actor + HELD) * self.packer.nbytes
-
-
 class RayDqnSetup(ApexSetup):
     """That of chapter 3 with DQN, but the replay lies in shards on the nodes of the cluster."""
 
-    end = save_run
-
     def __init__(self, args: DqnArgs):
+        check_shards(args)
         super().__init__(args, dqn)
-        self.packer, self.kept = Packer(self.slots.spec), {}
+        self.kept = {}
 
-    def make_replay(self, args: Any, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int) -> None:
-        """Check its size; `begin` starts the shards."""
-        self.spec = ReplaySpec(args.num_envs, obs_space, actions, apex.stacked_frames(args.env_id))
+    def make_replay(self, args: Any, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int) -> ReplaySpec:
+        """Check its size, and return what actors share: the form of their rows. `begin` starts the shards."""
+        spec = ReplaySpec(args.num_envs, obs_space, actions, apex.stacked_frames(args.env_id))
         if args.address is None:
-            needed = Shards.bytes_needed(*self.spec.sizes(args.num_actors, args.rows_per_lane))
+            needed = Shards.bytes_needed(*spec.sizes(args.num_actors, args.rows_per_lane))
             check_replay_memory(args.replay_size, needed)
+        return spec
 
     def begin(self, learner: Any) -> None:
         """Start the replay shards."""
@@ -78,14 +54,13 @@ class RayDqnSetup(ApexSetup):
 
         def start(number: int) -> Any:
             actors, seed = len(range(number, args.num_actors, args.num_shards)), derive_seeds(args.seed, number, SHARD)
-            return shard_class.remote(self.spec, actors, args.rows_per_lane, args.priority_exponent, seed[1])
+            return shard_class.remote(self.more, actors, args.rows_per_lane, args.priority_exponent, seed[1])
 
         self.replay = replay = RemoteReplay(
             session, start, args.num_actors, args.num_shards, batch_size=args.batch_size,
             ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed, DRAWS)[1],
             max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
         )  # fmt: skip
-        show_cluster(learner)
         run.metrics.gauges["replay/size"] = lambda: float(replay.size)
         apex.show_replay(run, args, self.limiter, lambda: replay.size, "replay shards are not saved:")
 
@@ -103,20 +78,11 @@ class RayDqnSetup(ApexSetup):
             stats.append(self.stats_of(learner, slot, version, finite))
         return stats
 
-    def store_bytes(self, args: DqnArgs) -> int:
-        """Return the bytes of rows and batches in the object store, at most."""
-        space: Any = self.spec.obs_space
-        obs = int(np.prod(space.shape)) * space.dtype.itemsize
-        block = 2 * args.block_length * args.num_envs * (obs // self.spec.stack + 64)
-        batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
-        return args.num_actors * (args.blocks_in_flight + HELD) * block + batches
 
-
-def make_setup(args: RayRunArgs) -> RayImpalaSetup | RayDqnSetup:
+def make_setup(args: Any, make: Callable[[Any], Setup]) -> Setup:
     """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
     check(args)
-    setup: Any = RayImpalaSetup(args) if isinstance(args, ImpalaArgs) else RayDqnSetup(args)
-    setup.spaces = None if args.address is None else FOUND[args.env_id][:2]  # on other machines they may be others
+    setup = make(args)
     if args.address is None:
         check_store(store_bytes(args, setup), args.num_actors, store_folder())
     else:
@@ -125,7 +91,7 @@ def make_setup(args: RayRunArgs) -> RayImpalaSetup | RayDqnSetup:
 
 
 @contextmanager
-def join_cluster(args: RayRunArgs, run: Run, setup: Any) -> Iterator[Session]:
+def join_cluster(args: Any, run: Run, setup: Setup) -> Iterator[Session]:
     """Connect to a running cluster, or to one of its own."""
     address = None if args.address is None else find_cluster(args.address, args.token_file)
     with Session(address, run.log, args.num_actors, store_bytes(args, setup)) as session:
@@ -135,7 +101,20 @@ def join_cluster(args: RayRunArgs, run: Run, setup: Any) -> Iterator[Session]:
         yield session
 
 
-def check_spaces(args: RayRunArgs, expected: tuple[gymnasium.Space, gymnasium.Space] | None) -> None:
+@contextmanager
+def saving(run: Run) -> Iterator[None]:
+    """Save the run at the end of a block, before actors end: where the node ends too, Ray may end this process."""
+    with ExitStack() as stack:
+        stack.push(lambda kind, error, trace: run.finish(error))
+        yield
+
+
+def spaces_of(args: Any) -> tuple[gymnasium.Space, gymnasium.Space] | None:
+    """The spaces that the environment must have on nodes; None on a cluster of its own, which has one machine."""
+    return None if args.address is None else FOUND[args.env_id][:2]
+
+
+def check_spaces(args: Any, expected: tuple[gymnasium.Space, gymnasium.Space] | None) -> None:
     """Raise ConfigError in an actor whose environment cannot be made, or has other spaces than the trainer's."""
     if expected is None:
         return
@@ -145,19 +124,34 @@ def check_spaces(args: RayRunArgs, expected: tuple[gymnasium.Space, gymnasium.Sp
             raise ConfigError("env-id", args.env_id, why, "install the same environment on all nodes")
 
 
-def show_cluster(learner: Any) -> None:
-    session = learner.carrier.session
-    learner.run.metrics.gauges |= {
-        "cluster/actors": lambda: float(learner.pool.running),
+def show_cluster(run: Run, session: Session, fleet: Fleet) -> None:
+    run.metrics.gauges |= {
+        "cluster/actors": lambda: float(fleet.running),
         "cluster/nodes": lambda: float(len(session.state.nodes)),
         "cluster/object_store": lambda: session.state.store_bytes / MIB,
     }
 
 
-def store_bytes(args: RayRunArgs, setup: Any) -> int:
+def packer_of(args: Any, setup: Setup) -> Packer:
+    """What packs the messages of an algorithm: with the newest frame only of rollouts of stacked frames."""
+    return Packer(setup.slots.spec, apex.stacked_frames(args.env_id))
+
+
+def store_bytes(args: Any, setup: Setup) -> int:
     """Size of the object store of a cluster of its own: the most that lies in it at the same time."""
     weights = sum(4 * tensor.numel() for tensor in setup.net.state_dict().values())
-    return max(setup.store_bytes(args) + 4 * weights + (args.num_actors + HELD) * MIB, LEAST_STORE)
+    messages = args.num_actors * setup.layout.slots_per_actor + HELD
+    size = messages * packer_of(args, setup).nbytes + 4 * weights + (args.num_actors + HELD) * MIB
+    return max(size + (replay_bytes(args, setup.more) if setup.more else 0), LEAST_STORE)
+
+
+def replay_bytes(args: Any, spec: ReplaySpec) -> int:
+    """Bytes of rows and batches of a replay in the object store, at most."""
+    space: Any = spec.obs_space
+    obs = int(np.prod(space.shape)) * space.dtype.itemsize
+    block = 2 * args.block_length * args.num_envs * (obs // spec.stack + 64)
+    batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
+    return args.num_actors * (args.blocks_in_flight + HELD) * block + batches
 
 
 def check_store(needed: int, num_actors: int, folder: str) -> None:
