@@ -41,6 +41,7 @@ def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: t
     fields, states = packer.empty(), SentStates(args.deterministic)
     rows = replay and Outbox(replay, args.block_length, args.n_step, channel.restored)  # dqn: for a replay shard
     channel.memory = memory = Memory(OneSlot(fields), weights, states, weights.dtype, args.in_order, rows and rows.ring)
+    weights.device = ray_trainer.acting_device(args)  # a GPU where Ray gives it one
     fill = make_actor(channel, args)
 
     def send(token: Any) -> tuple[Any, Any]:
@@ -73,7 +74,8 @@ class RayCarrier:
             return (*payload, rows) if memory.more else payload
 
         setup = self.packer, Reader(memory.weights), memory.more, self.spaces
-        fleet = Fleet(self.session, node_actor, (make_actor, args, setup), store, **pool)
+        needs = ray_trainer.needs_of_actor(args)
+        fleet = Fleet(self.session, node_actor, (make_actor, args, setup), store, needs=needs, **pool)
         ray_trainer.show_cluster(self.run, self.session, fleet)
         return fleet
 

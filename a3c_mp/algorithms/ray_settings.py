@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
+
 from a3c_mp.algorithms import apex_settings, impala
 from a3c_mp.cluster.node import check_installed
-from a3c_mp.config import Between
+from a3c_mp.config import Between, Fraction
 from a3c_mp.errors import ConfigError
 
 
@@ -17,7 +19,7 @@ class RayArgs:
     """Settings of the connection to a Ray cluster: the first base class of an algorithm's settings."""
 
     chapter = "ray"
-    act_on: ClassVar = "cpu"  # no GPU is reserved for actors
+    act_on: ClassVar = "cpu"  # of this machine; elsewhere `actor_gpus` decides
 
     address: str | None = None
     """join a running Ray cluster: HOST:PORT of its head, or auto on one of its machines; default: one of its own"""
@@ -25,6 +27,13 @@ class RayArgs:
     """with --address: the secret of that cluster; default: the one of a node on this machine, in ~/.a3c_mp"""
     insecure_cluster: bool = False
     """with --address: join a cluster that accepts any token"""
+    trainer_gpus: Fraction = 0.0
+    """with --cuda: the GPU of the trainer, or the share of it, that Ray reserves, so that no actor takes it"""
+    actor_gpus: Fraction = 0.0
+    """share of a GPU that each actor takes, on which its net acts: with 0.1, up to ten act on one GPU; 0: on CPUs"""
+    placement: Literal["auto", "spread", "pack"] = "auto"
+    """with --address: spread actors and replay shards over all nodes, or pack a node, the trainer's first, before the
+    next one is used; auto: Ray's choice"""
 
     @property
     def local_actors(self: Any) -> int:
@@ -70,6 +79,12 @@ def check(args: Any) -> None:
         if value and args.address is None:
             why = "it is for a running cluster, and this run starts one of its own"
             raise ConfigError(name, value, why, "add --address, or leave it out")
+    if args.trainer_gpus and not args.cuda:
+        raise ConfigError("trainer-gpus", args.trainer_gpus, "the trainer's net is on the CPU", "add --cuda")
+    gpus, found = args.trainer_gpus + args.num_actors * args.actor_gpus, torch.cuda.device_count()
+    if args.address is None and gpus > found:
+        why = f"trainer and {args.num_actors} actors need {gpus:g} GPUs in all, this machine has {found}"
+        raise ConfigError("actor-gpus", args.actor_gpus, why, "lower it, or join a cluster (--address)")
     if (learners := getattr(args, "num_learners", 1)) > 1:
         raise ConfigError("num-learners", learners, "on Ray there is one", "leave it out, or use chapter 4")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -9,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 
 from a3c_mp.algorithms import apex, dqn
 from a3c_mp.algorithms.apex import ApexSetup
@@ -19,6 +21,7 @@ from a3c_mp.cluster.node import store_folder
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.pool import Filled
 from a3c_mp.replay import Shards
+from a3c_mp.run.gpu import open_gpu
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import FOUND, check_replay_memory, probe_env
 from a3c_mp.run.run import Run
@@ -50,11 +53,14 @@ class RayDqnSetup(ApexSetup):
     def begin(self, learner: Any) -> None:
         """Start the replay shards."""
         args, run, session = learner.args, learner.run, learner.carrier.session
-        shard_class = session.actor_class(ReplayShard, num_cpus=0)
+        shard_class = session.actor_class(ReplayShard)
 
         def start(number: int) -> Any:
             actors, seed = len(range(number, args.num_actors, args.num_shards)), derive_seeds(args.seed, number, SHARD)
-            return shard_class.remote(self.more, actors, args.rows_per_lane, args.priority_exponent, seed[1])
+            size = Shards.bytes_needed(*self.more.sizes(actors, args.rows_per_lane))
+            needs = {} if args.address is None else {"memory": size}  # that of this machine has been checked
+            content = self.more, actors, args.rows_per_lane, args.priority_exponent, seed[1]
+            return session.start(shard_class, content, needs, session.state.free, name=f"replay shard {number}")
 
         self.replay = replay = RemoteReplay(
             session, start, args.num_actors, args.num_shards, batch_size=args.batch_size,
@@ -86,7 +92,7 @@ def make_setup(args: Any, make: Callable[[Any], Setup]) -> Setup:
     if args.address is None:
         check_store(store_bytes(args, setup), args.num_actors, store_folder())
     else:
-        check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, args.num_actors)
+        check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs_of_actor(args))
     return setup
 
 
@@ -94,9 +100,15 @@ def make_setup(args: Any, make: Callable[[Any], Setup]) -> Setup:
 def join_cluster(args: Any, run: Run, setup: Setup) -> Iterator[Session]:
     """Connect to a running cluster, or to one of its own."""
     address = None if args.address is None else find_cluster(args.address, args.token_file)
-    with Session(address, run.log, args.num_actors, store_bytes(args, setup)) as session:
+    num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
+    sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
+    own_node = [f"--{name}={size}" for name, size in sizes.items()]
+    with Session(address, run.log, own_node, args.placement) as session:
+        if args.trainer_gpus:
+            check_gpu(args, session.reserve_gpu(args.trainer_gpus))
         nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
-        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {session.state.num_cpus:g} CPUs"
+        cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
+        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
         run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
         yield session
 
@@ -107,6 +119,28 @@ def saving(run: Run) -> Iterator[None]:
     with ExitStack() as stack:
         stack.push(lambda kind, error, trace: run.finish(error))
         yield
+
+
+def check_gpu(args: Any, reserved: str) -> None:
+    """Raise ConfigError if Ray has reserved another GPU for the trainer than the one on which its net is."""
+    if reserved != (own := os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]):
+        why = f"Ray has reserved GPU {reserved} of this machine, the trainer's net is on GPU {own}"
+        raise ConfigError("trainer-gpus", args.trainer_gpus, why, f"start it with CUDA_VISIBLE_DEVICES={reserved}")
+
+
+def needs_of_actor(args: Any) -> dict[str, float]:
+    """What an actor needs of its node."""
+    return {"CPU": 1.0, "GPU": args.actor_gpus}
+
+
+def acting_device(args: Any) -> torch.device:
+    """Where the net of an actor acts: on the GPU that Ray gives it, if it gives one. Raises ConfigError."""
+    if not args.actor_gpus:
+        return torch.device("cpu")
+    try:
+        return open_gpu(0)
+    except ConfigError as error:
+        raise ConfigError("actor-gpus", args.actor_gpus, error.why, "leave it out, or see docs/platforms.md") from error
 
 
 def spaces_of(args: Any) -> tuple[gymnasium.Space, gymnasium.Space] | None:
@@ -125,10 +159,14 @@ def check_spaces(args: Any, expected: tuple[gymnasium.Space, gymnasium.Space] | 
 
 
 def show_cluster(run: Run, session: Session, fleet: Fleet) -> None:
+    def store_in_use() -> float:
+        free, total = session.state.sums("object_store_memory")
+        return (total - free) / MIB
+
     run.metrics.gauges |= {
         "cluster/actors": lambda: float(fleet.running),
         "cluster/nodes": lambda: float(len(session.state.nodes)),
-        "cluster/object_store": lambda: session.state.store_bytes / MIB,
+        "cluster/object_store": store_in_use,
     }
 
 

@@ -229,6 +229,7 @@ class RemoteReplay:
         since = time.monotonic()
         while not self.session.is_done(answer, WAIT_SECONDS):
             self.session.check()
+            since = time.monotonic() if self.session.is_waiting(shard._actor_id.hex()) else since
             if time.monotonic() - since > STUCK_SECONDS:
                 self.session.kill(shard)
             if self.should_stop():
