@@ -17,18 +17,17 @@ from typing import Any
 import train_apex
 import train_impala
 from a3c_mp.algorithms import ray_trainer
-from a3c_mp.algorithms.impala import ImpalaSetup
 from a3c_mp.algorithms.ray_settings import SETTINGS
 from a3c_mp.chapter import Chapter
 from a3c_mp.cli import parse_algo
-from a3c_mp.cluster import Fleet, Outbox, Publisher, Reader, ReplaySpec, all_finite
+from a3c_mp.cluster import Fleet, Outbox, Publisher
 from a3c_mp.data.actor import Memory, OneSlot, SentStates
 from a3c_mp.run.learner import Learner
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
 ALGORITHMS = {
-    "impala": Chapter(*SETTINGS["impala"], train_impala.actor, train_impala.train, ImpalaSetup),
+    "impala": Chapter(*SETTINGS["impala"], train_impala.actor, train_impala.train, train_impala.main.setup),
     "dqn": Chapter(*SETTINGS["dqn"], train_apex.actor, train_apex.train, ray_trainer.RayDqnSetup),
 }
 """`--algo` -> settings, presets, actor, loop, and what makes net, optimizer and slots; docs/ray.md adds one"""
@@ -37,18 +36,17 @@ ALGORITHMS = {
 def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: tuple[Any, ...]) -> Callable[..., Any]:
     """An actor on some node: that of chapter 3 or 4, with memory of its own whose content is sent after each call."""
     packer, weights, replay, spaces = setup
-    ray_trainer.check_spaces(args, spaces)  # on this node they may be others
+    weights.device = ray_trainer.check_node(args, spaces)  # a GPU where Ray gives it one; spaces may be others here
     fields, states = packer.empty(), SentStates(args.deterministic)
     rows = replay and Outbox(replay, args.block_length, args.n_step, channel.restored)  # dqn: for a replay shard
     channel.memory = memory = Memory(OneSlot(fields), weights, states, weights.dtype, args.in_order, rows and rows.ring)
-    weights.device = ray_trainer.acting_device(args)  # a GPU where Ray gives it one
     fill = make_actor(channel, args)
 
     def send(token: Any) -> tuple[Any, Any]:
         memory.running = channel.running  # dqn: it explores as one of so many
         version = fill(token)
         new_rows = rows and rows.take()
-        payload = (version, all_finite(new_rows)) if new_rows else version
+        payload = (version, new_rows.all_finite()) if new_rows else version
         return (payload, packer.pack(fields), states.sent), new_rows
 
     return send
@@ -57,27 +55,24 @@ def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: t
 class RayCarrier:
     """The carrier of a cluster: weights go through a parameter server, actors are Ray's."""
 
-    def __init__(self, session: Any, run: Run, packer: Any, spaces: Any):
-        self.session, self.run, self.packer, self.spaces = session, run, packer, spaces
+    def __init__(self, cluster: Any):
+        self.cluster, self.session = cluster, cluster.session
 
     def share(self, net: Any, acting: Any, untrained: bool) -> Publisher:
         return Publisher(self.session, net, acting.dtype, untrained)  # starts the parameter server
 
     def start(self, make_actor: Callable[..., Any], args: Any, memory: Any, **pool: Any) -> Fleet:
         """Start the actors; what they send is copied into slots of the trainer, rows go from node to node."""
-        assert memory.more is None or isinstance(memory.more, ReplaySpec), "nodes share nothing else"
 
         def store(slot: int, result: tuple[Any, Any, Any], rows: Any) -> Any:
             payload, fields, state = result
-            self.packer.unpack(fields, memory.slots[slot])
+            self.cluster.packer.unpack(fields, memory.slots[slot])
             memory.states.store(slot, state)
             return (*payload, rows) if memory.more else payload
 
-        setup = self.packer, Reader(memory.weights), memory.more, self.spaces
-        needs = ray_trainer.needs_of_actor(args)
-        fleet = Fleet(self.session, node_actor, (make_actor, args, setup), store, needs=needs, **pool)
-        ray_trainer.show_cluster(self.run, self.session, fleet)
-        return fleet
+        setup = self.cluster.packer, memory.weights.reader(), memory.more, self.cluster.spaces
+        parts = node_actor, (make_actor, args, setup), store
+        return Fleet(self.session, *parts, needs=self.cluster.needs, **pool)
 
 
 def main(algorithms: Mapping[str, Chapter] = ALGORITHMS) -> int:
@@ -87,11 +82,11 @@ def main(algorithms: Mapping[str, Chapter] = ALGORITHMS) -> int:
     setup = ray_trainer.make_setup(args, algorithm.setup)
     with (
         Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
-        ray_trainer.join_cluster(args, run, setup) as session,
+        ray_trainer.join_cluster(args, run, setup) as cluster,
+        Learner(args, run, setup, algorithm.actor, carrier=RayCarrier(cluster)) as trainer,
+        cluster.watch(trainer),
     ):
-        carrier = RayCarrier(session, run, ray_trainer.packer_of(args, setup), ray_trainer.spaces_of(args))
-        with Learner(args, run, setup, algorithm.actor, carrier=carrier) as trainer, ray_trainer.saving(run):
-            algorithm.train(args, trainer)
+        algorithm.train(args, trainer)
     return run.exit_code
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from a3c_mp.algorithms import apex, dqn
 from a3c_mp.algorithms.apex import ApexSetup
 from a3c_mp.algorithms.ray_settings import DqnArgs, check, check_shards
-from a3c_mp.cluster import Fleet, Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
+from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.cluster.node import store_folder
 from a3c_mp.errors import ConfigError
@@ -89,6 +89,7 @@ def make_setup(args: Any, make: Callable[[Any], Setup]) -> Setup:
     """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
     check(args)
     setup = make(args)
+    assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
     if args.address is None:
         check_store(store_bytes(args, setup), args.num_actors, store_folder())
     else:
@@ -96,9 +97,38 @@ def make_setup(args: Any, make: Callable[[Any], Setup]) -> Setup:
     return setup
 
 
+class Connection(NamedTuple):
+    """A trainer's connection to its cluster, for its carrier."""
+
+    session: Session
+    packer: Packer
+    needs: dict[str, float]  # of an actor
+    spaces: tuple[gymnasium.Space, gymnasium.Space] | None  # of the environment; None: no other machine makes it
+
+    @contextmanager
+    def watch(self, trainer: Any) -> Iterator[None]:
+        """Show the cluster in the curves of a run, and save the run before its actors end.
+
+        Where the node ends too, Ray may end this process meanwhile.
+        """
+
+        def store_in_use() -> float:
+            free, total = self.session.state.sums("object_store_memory")
+            return (total - free) / MIB
+
+        trainer.run.metrics.gauges |= {
+            "cluster/actors": lambda: float(trainer.pool.running),
+            "cluster/nodes": lambda: float(len(self.session.state.nodes)),
+            "cluster/object_store": store_in_use,
+        }
+        with ExitStack() as stack:
+            stack.push(lambda kind, error, trace: trainer.run.finish(error))
+            yield
+
+
 @contextmanager
-def join_cluster(args: Any, run: Run, setup: Setup) -> Iterator[Session]:
-    """Connect to a running cluster, or to one of its own."""
+def join_cluster(args: Any, run: Run, setup: Setup) -> Iterator[Connection]:
+    """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
     address = None if args.address is None else find_cluster(args.address, args.token_file)
     num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
     sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
@@ -110,15 +140,8 @@ def join_cluster(args: Any, run: Run, setup: Setup) -> Iterator[Session]:
         cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
         size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
         run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
-        yield session
-
-
-@contextmanager
-def saving(run: Run) -> Iterator[None]:
-    """Save the run at the end of a block, before actors end: where the node ends too, Ray may end this process."""
-    with ExitStack() as stack:
-        stack.push(lambda kind, error, trace: run.finish(error))
-        yield
+        spaces = FOUND[args.env_id][:2] if address else None
+        yield Connection(session, packer_of(args, setup), needs_of_actor(args), spaces)
 
 
 def check_gpu(args: Any, reserved: str) -> None:
@@ -128,46 +151,24 @@ def check_gpu(args: Any, reserved: str) -> None:
         raise ConfigError("trainer-gpus", args.trainer_gpus, why, f"start it with CUDA_VISIBLE_DEVICES={reserved}")
 
 
-def needs_of_actor(args: Any) -> dict[str, float]:
-    """What an actor needs of its node."""
-    return {"CPU": 1.0, "GPU": args.actor_gpus}
+def check_node(args: Any, expected: tuple[gymnasium.Space, gymnasium.Space] | None) -> torch.device:
+    """Return the device on which the net of an actor acts: the GPU that Ray gives it, if it gives one.
 
-
-def acting_device(args: Any) -> torch.device:
-    """Where the net of an actor acts: on the GPU that Ray gives it, if it gives one. Raises ConfigError."""
-    if not args.actor_gpus:
-        return torch.device("cpu")
+    Raises ConfigError if torch cannot use it, the environment cannot be made or has other spaces than the trainer's.
+    """
+    own_spaces = probe_env(args.env_id) if expected else ()
+    for kind, own, theirs in zip(("observations", "actions"), own_spaces, expected or (), strict=False):
+        if own != theirs:
+            why = f"its {kind} are {own} there, {theirs} here"
+            raise ConfigError("env-id", args.env_id, why, "install the same environment on all nodes")
     try:
-        return open_gpu(0)
+        return open_gpu(0) if args.actor_gpus else torch.device("cpu")
     except ConfigError as error:
         raise ConfigError("actor-gpus", args.actor_gpus, error.why, "leave it out, or see docs/platforms.md") from error
 
 
-def spaces_of(args: Any) -> tuple[gymnasium.Space, gymnasium.Space] | None:
-    """The spaces that the environment must have on nodes; None on a cluster of its own, which has one machine."""
-    return None if args.address is None else FOUND[args.env_id][:2]
-
-
-def check_spaces(args: Any, expected: tuple[gymnasium.Space, gymnasium.Space] | None) -> None:
-    """Raise ConfigError in an actor whose environment cannot be made, or has other spaces than the trainer's."""
-    if expected is None:
-        return
-    for kind, own, theirs in zip(("observations", "actions"), probe_env(args.env_id), expected, strict=True):
-        if own != theirs:
-            why = f"its {kind} are {own} there, {theirs} here"
-            raise ConfigError("env-id", args.env_id, why, "install the same environment on all nodes")
-
-
-def show_cluster(run: Run, session: Session, fleet: Fleet) -> None:
-    def store_in_use() -> float:
-        free, total = session.state.sums("object_store_memory")
-        return (total - free) / MIB
-
-    run.metrics.gauges |= {
-        "cluster/actors": lambda: float(fleet.running),
-        "cluster/nodes": lambda: float(len(session.state.nodes)),
-        "cluster/object_store": store_in_use,
-    }
+def needs_of_actor(args: Any) -> dict[str, float]:
+    return {"CPU": 1.0, "GPU": args.actor_gpus}
 
 
 def packer_of(args: Any, setup: Setup) -> Packer:

@@ -74,6 +74,10 @@ class Publisher(Weights):
         for version in range(max(self.version - 1, 0), self.version + 1):
             self._share(version)
 
+    def reader(self) -> Reader:
+        """An actor's end."""
+        return Reader(self)
+
     def look_after(self) -> None:
         """Now and then, see which server answers, and send both versions again; called while the trainer waits.
 

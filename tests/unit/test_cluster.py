@@ -29,14 +29,14 @@ from nodes import free_port
 from torch import nn
 
 from a3c_mp.algorithms import apex, dqn
-from a3c_mp.algorithms.ray_trainer import check_gpu, check_spaces, check_store
+from a3c_mp.algorithms.ray_trainer import check_gpu, check_node, check_store
 from a3c_mp.cluster import __main__ as command
 from a3c_mp.cluster import access, guardian, node, parameters, remote_replay
 from a3c_mp.cluster import fleet as fleet_module
 from a3c_mp.cluster import session as session_module
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.node import ClusterAddress, Node, check_installed, foreign
-from a3c_mp.cluster.parameters import Publisher, Reader
+from a3c_mp.cluster.parameters import Publisher
 from a3c_mp.cluster.placement import ClusterState, choose
 from a3c_mp.cluster.ray_worker import Packer, RayWorker
 from a3c_mp.cluster.remote_replay import CONTINUED, Outbox, RemoteReplay, ReplayShard, ReplaySpec
@@ -299,7 +299,7 @@ def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_restarted_s
     monkeypatch.setattr(parameters, "SEND_SECONDS", 0.1)
     net, copy = nn.Linear(2, 3), nn.Linear(2, 3)
     publisher = Publisher(session, net, torch.float32, untrained=False)
-    reader = Reader(publisher)
+    reader = publisher.reader()
     assert reader.load(copy) == 0
     older = net.weight.detach().clone()
     with torch.no_grad():
@@ -607,12 +607,12 @@ def test_a_node_that_differs_ends_the_run_at_its_start_and_is_not_used_later(fle
 
 
 def test_an_actor_compares_its_spaces_with_those_of_the_trainer():
-    args, expected = SimpleNamespace(env_id="CartPole-v1", address="auto"), (Box(0, 1, (3,), np.float32), Discrete(2))
-    check_spaces(args, probe_env("CartPole-v1"))
-    check_spaces(args, None)
+    args, expected = SimpleNamespace(env_id="CartPole-v1", actor_gpus=0.0), (Box(0, 1, (3,), np.float32), Discrete(2))
+    check_node(args, probe_env("CartPole-v1"))
+    check_node(args, None)
     found = r"env-id=CartPole-v1: its observations are .*\(4,\), float32\) there, .*\(3,\), float32\) here; install the"
     with pytest.raises(ConfigError, match=found):
-        check_spaces(args, expected)
+        check_node(args, expected)
 
 
 # ---- who may use a cluster
