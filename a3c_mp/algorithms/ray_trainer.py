@@ -18,6 +18,7 @@ from a3c_mp.algorithms.ray_settings import DqnArgs, check, check_shards
 from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.cluster.node import store_folder
+from a3c_mp.cluster.placement import amount_of
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.pool import Filled
 from a3c_mp.replay import Shards
@@ -90,6 +91,9 @@ def make_setup(args: Any, make: Callable[[Any], Setup]) -> Setup:
     check(args)
     setup = make(args)
     assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
+    if args.actor_gpus:
+        note = f"actors act on the GPUs of their nodes, each on {args.actor_gpus:g} of one (--actor-gpus)"
+        setup.acting = setup.acting._replace(note=note)
     if args.address is None:
         check_store(store_bytes(args, setup), args.num_actors, store_folder())
     else:
@@ -138,7 +142,9 @@ def join_cluster(args: Any, run: Run, setup: Setup) -> Iterator[Connection]:
             check_gpu(args, session.reserve_gpu(args.trainer_gpus))
         nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
         cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
-        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
+        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (
+            f", {amount_of('GPU', gpus)}" if gpus else ""
+        )
         run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
         spaces = FOUND[args.env_id][:2] if address else None
         yield Connection(session, packer_of(args, setup), needs_of_actor(args), spaces)

@@ -326,7 +326,19 @@ def test_actors_act_on_gpus_that_nodes_declare_and_what_has_no_place_is_named(sc
     start_node("join", "--num-cpus", "1", "--num-gpus", "1")
     scripts.wait_for("r", "run.log:has found a place", trainer)
     scripts.wait_for_game(trainer)
-    assert "2 nodes, 5 CPUs, 1 GPUs; 3 actors wanted" in end(scripts, trainer).out
+    out = end(scripts, trainer).out
+    assert "2 nodes, 5 CPUs, 1 GPU; 3 actors wanted" in out
+    assert "actors act on the GPUs of their nodes, each on 0.5 of one" in out
+
+
+@SLOW
+@pytest.mark.parametrize("chapter", [RAY_IMPALA, RAY_DQN], ids=row_id)
+def test_trainer_and_actors_share_the_gpu_of_this_machine(scripts, gpu, chapter):
+    gpu("1")
+    flags = ["--cuda", "--trainer-gpus", "0.5", "--actor-gpus", "0.25", "--total-steps", "2000"]
+    done = scripts.run(chapter, *flags)
+    assert (done.code, done.summary["worker_restarts"]) == (0, 0), done.err
+    assert done.summary["updates"] > 0
 
 
 ODD = """
