@@ -11,27 +11,32 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: it sets the number of threads before torch is imported)
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import train_apex
 import train_impala
 from a3c_mp.algorithms import ray_trainer
 from a3c_mp.algorithms.ray_settings import SETTINGS
+from a3c_mp.chapter import Chapter
 from a3c_mp.cli import parse_algo
-from a3c_mp.cluster import Fleet, Outbox, Publisher, Reader, all_finite
+from a3c_mp.cluster import Fleet, Outbox, Publisher
 from a3c_mp.data.actor import Memory, OneSlot, SentStates
 from a3c_mp.run.learner import Learner
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 
-CHAPTERS = {"impala": train_impala, "dqn": train_apex}
+ALGORITHMS = {
+    "impala": Chapter(*SETTINGS["impala"], train_impala.actor, train_impala.train, train_impala.main.setup),
+    "dqn": Chapter(*SETTINGS["dqn"], train_apex.actor, train_apex.train, ray_trainer.RayDqnSetup),
+}
+"""`--algo` -> settings, presets, actor, loop, and what makes net, optimizer and slots; docs/ray.md adds one"""
 
 
 def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: tuple[Any, ...]) -> Callable[..., Any]:
     """An actor on some node: that of chapter 3 or 4, with memory of its own whose content is sent after each call."""
     packer, weights, replay, spaces = setup
-    ray_trainer.check_spaces(args, spaces)  # on this node they may be others
+    weights.device = ray_trainer.check_node(args, spaces)  # a GPU where Ray gives it one; spaces may be others here
     fields, states = packer.empty(), SentStates(args.deterministic)
     rows = replay and Outbox(replay, args.block_length, args.n_step, channel.restored)  # dqn: for a replay shard
     channel.memory = memory = Memory(OneSlot(fields), weights, states, weights.dtype, args.in_order, rows and rows.ring)
@@ -41,7 +46,7 @@ def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: t
         memory.running = channel.running  # dqn: it explores as one of so many
         version = fill(token)
         new_rows = rows and rows.take()
-        payload = (version, all_finite(new_rows)) if new_rows else version
+        payload = (version, new_rows.all_finite()) if new_rows else version
         return (payload, packer.pack(fields), states.sent), new_rows
 
     return send
@@ -50,8 +55,8 @@ def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: t
 class RayCarrier:
     """The carrier of a cluster: weights go through a parameter server, actors are Ray's."""
 
-    def __init__(self, session: Any, setup: Any):
-        self.session, self.packer, self.replay, self.spaces = session, setup.packer, setup.spec, setup.spaces
+    def __init__(self, cluster: Any):
+        self.cluster, self.session = cluster, cluster.session
 
     def share(self, net: Any, acting: Any, untrained: bool) -> Publisher:
         return Publisher(self.session, net, acting.dtype, untrained)  # starts the parameter server
@@ -61,24 +66,27 @@ class RayCarrier:
 
         def store(slot: int, result: tuple[Any, Any, Any], rows: Any) -> Any:
             payload, fields, state = result
-            self.packer.unpack(fields, memory.slots[slot])
+            self.cluster.packer.unpack(fields, memory.slots[slot])
             memory.states.store(slot, state)
-            return (*payload, rows) if self.replay else payload
+            return (*payload, rows) if memory.more else payload
 
-        setup = self.packer, Reader(memory.weights), self.replay, self.spaces
-        return Fleet(self.session, node_actor, (make_actor, args, setup), store, **pool)
+        setup = self.cluster.packer, memory.weights.reader(), memory.more, self.cluster.spaces
+        parts = node_actor, (make_actor, args, setup), store
+        return Fleet(self.session, *parts, needs=self.cluster.needs, **pool)
 
 
-def main() -> int:
-    args = parse_algo(SETTINGS, __doc__)
-    setup, chapter = ray_trainer.make_setup(args), CHAPTERS[args.algo]
+def main(algorithms: Mapping[str, Chapter] = ALGORITHMS) -> int:
+    """Train with the algorithm that `--algo` names, or else the first; returns the exit code."""
+    args = parse_algo({name: (each.args_class, each.presets) for name, each in algorithms.items()}, __doc__ or "")
+    algorithm = algorithms[getattr(args, "algo", next(iter(algorithms)))]
+    setup = ray_trainer.make_setup(args, algorithm.setup)
     with (
         Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
-        ray_trainer.join_cluster(args, run, setup) as session,
+        ray_trainer.join_cluster(args, run, setup) as cluster,
+        Learner(args, run, setup, algorithm.actor, carrier=RayCarrier(cluster)) as trainer,
+        cluster.watch(trainer),
     ):
-        carrier = RayCarrier(session, setup)
-        with Learner(args, run, setup, chapter.actor, carrier=carrier) as trainer:
-            chapter.train(args, trainer)
+        algorithm.train(args, trainer)
     return run.exit_code
 
 

@@ -100,7 +100,8 @@ class InlineRay(ModuleType):
         names = (RayError, RayTaskError, RayActorError, ActorUnavailableError, ObjectLostError)
         self.exceptions = SimpleNamespace(**{name.__name__: name for name in names})
         self._private = ModuleType("ray._private")
-        self._private.worker, self._private.state = SimpleNamespace(), SimpleNamespace(actors=dict)
+        per_node = {"actors": dict, "available_resources_per_node": lambda: {"node": {"CPU": 1.0}}}
+        self._private.worker, self._private.state = SimpleNamespace(), SimpleNamespace(**per_node)
         loader = SimpleNamespace(instance=lambda: SimpleNamespace(reset_cache=lambda: None))
         self._raylet = SimpleNamespace(AuthenticationTokenLoader=loader)
 
@@ -121,7 +122,9 @@ class InlineRay(ModuleType):
 
             self.selectors = []
             chosen = SimpleNamespace(remote=start)
-            return SimpleNamespace(remote=start, options=lambda **more: self.selectors.append(more) or chosen)
+            return SimpleNamespace(
+                remote=start, options=lambda **more: (more and self.selectors.append(more)) or chosen
+            )
 
         return actor_class
 
@@ -153,12 +156,7 @@ class InlineRay(ModuleType):
             actor._start()
 
     def nodes(self):
-        return [{"NodeID": "node", "NodeManagerAddress": "127.0.0.1", "Alive": True}]
-
-    def cluster_resources(self):
-        return {"CPU": 1.0}
-
-    available_resources = cluster_resources
+        return [{"NodeID": "node", "NodeManagerAddress": "127.0.0.1", "Alive": True, "Resources": {"CPU": 1.0}}]
 
     def get_runtime_context(self):
         return SimpleNamespace(get_node_id=lambda: "node")

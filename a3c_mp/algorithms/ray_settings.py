@@ -6,15 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
+
 from a3c_mp.algorithms import apex_settings, impala
 from a3c_mp.cluster.node import check_installed
-from a3c_mp.config import Between, CommonArgs
+from a3c_mp.config import Between, Fraction
 from a3c_mp.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class RayArgs(CommonArgs):
-    """Settings of the connection to a Ray cluster."""
+class RayArgs:
+    """Settings of the connection to a Ray cluster: the first base class of an algorithm's settings."""
+
+    chapter = "ray"
+    act_on: ClassVar = "cpu"  # of this machine; elsewhere `actor_gpus` decides
 
     address: str | None = None
     """join a running Ray cluster: HOST:PORT of its head, or auto on one of its machines; default: one of its own"""
@@ -22,30 +27,32 @@ class RayArgs(CommonArgs):
     """with --address: the secret of that cluster; default: the one of a node on this machine, in ~/.a3c_mp"""
     insecure_cluster: bool = False
     """with --address: join a cluster that accepts any token"""
+    trainer_gpus: Fraction = 0.0
+    """with --cuda: the GPU of the trainer, or the share of it, that Ray reserves, so that no actor takes it"""
+    actor_gpus: Fraction = 0.0
+    """share of a GPU that each actor takes, on which its net acts: with 0.1, up to ten act on one GPU; 0: on CPUs"""
+    placement: Literal["auto", "spread", "pack"] = "auto"
+    """with --address: spread actors and replay shards over all nodes, or pack a node, the trainer's first, before the
+    next one is used; auto: Ray's choice"""
 
     @property
-    def local_actors(self) -> int:
+    def local_actors(self: Any) -> int:
         return self.num_actors if self.address is None else 0
 
 
 @dataclass(frozen=True)
-class ImpalaArgs(impala.Args, RayArgs):
+class ImpalaArgs(RayArgs, impala.Args):
     """Settings of IMPALA on Ray."""
-
-    chapter = "ray"
-    act_on: ClassVar = "cpu"  # type: ignore[misc]  # no GPU is reserved for actors
 
     algo: Literal["impala", "dqn"] = "impala"
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
 
 
 @dataclass(frozen=True)
-class DqnArgs(apex_settings.Args, RayArgs):
+class DqnArgs(RayArgs, apex_settings.Args):
     """Settings of DQN on Ray."""
 
-    chapter = "ray"
     continuous: ClassVar = {}  # only chapter 3 has ddpg
-    act_on: ClassVar = "cpu"  # type: ignore[misc]
 
     algo: Literal["impala", "dqn"] = "dqn"  # type: ignore[assignment]
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
@@ -58,26 +65,35 @@ DQN_PRESETS = {
     for name, preset in apex_settings.PRESETS.items()
     if preset.get("algo") != "ddpg"
 }
-RayRunArgs = ImpalaArgs | DqnArgs
-SETTINGS: dict[str, tuple[type[RayRunArgs], dict[str, dict[str, Any]]]] = {
+SETTINGS: dict[str, tuple[type[Any], dict[str, dict[str, Any]]]] = {
     "impala": (ImpalaArgs, impala.PRESETS),
     "dqn": (DqnArgs, DQN_PRESETS),
 }
 """algorithm -> (settings, presets)"""
 
 
-def check(args: RayRunArgs) -> None:
-    """Raise ConfigError for settings that contradict each other, and for a machine without Ray."""
+def check(args: Any) -> None:
+    """Raise ConfigError for settings of any algorithm that contradict each other, and for a machine without Ray."""
     check_installed()
     for name, value in (("token-file", args.token_file), ("insecure-cluster", args.insecure_cluster)):
         if value and args.address is None:
             why = "it is for a running cluster, and this run starts one of its own"
             raise ConfigError(name, value, why, "add --address, or leave it out")
-    if args.num_learners > 1:
-        raise ConfigError("num-learners", args.num_learners, "on Ray there is one", "leave it out, or use chapter 4")
-    if isinstance(args, DqnArgs) and args.num_shards > args.num_actors:
+    if args.trainer_gpus and not args.cuda:
+        raise ConfigError("trainer-gpus", args.trainer_gpus, "the trainer's net is on the CPU", "add --cuda")
+    gpus, found = args.trainer_gpus + args.num_actors * args.actor_gpus, torch.cuda.device_count()
+    if args.address is None and gpus > found:
+        why = f"trainer and {args.num_actors} actors need {gpus:g} GPUs in all, this machine has {found}"
+        raise ConfigError("actor-gpus", args.actor_gpus, why, "lower it, or join a cluster (--address)")
+    if (learners := getattr(args, "num_learners", 1)) > 1:
+        raise ConfigError("num-learners", learners, "on Ray there is one", "leave it out, or use chapter 4")
+
+
+def check_shards(args: DqnArgs) -> None:
+    """Raise ConfigError for replay shards that cannot be filled or saved."""
+    if args.num_shards > args.num_actors:
         why = f"only {args.num_actors} actors fill them"
         raise ConfigError("num-shards", args.num_shards, why, "lower it, or raise --num-actors")
-    if isinstance(args, DqnArgs) and args.save_replay:
+    if args.save_replay:
         why = "shards are not saved: a resumed run fills them again"
         raise ConfigError("save-replay", True, why, "leave it out, or use chapter 3")

@@ -34,6 +34,7 @@ def main() -> int:
         command.add_argument("--token-file", type=Path, help="the cluster's secret; default: ray_token in ~/.a3c_mp")
         if run is not status:
             command.add_argument("--num-cpus", type=int, help="places for actors; default: the cores of this machine")
+            command.add_argument("--num-gpus", type=int, help="GPUs for actors; default: those of this machine")
             command.add_argument("--host", help="address of this machine for other nodes; default: loopback only")
             what = "ports of this node, for a firewall; default: any"
             command.add_argument("--node-ports", type=int, nargs=2, metavar=("FIRST", "LAST"), help=what)
@@ -69,10 +70,13 @@ def join(args: argparse.Namespace) -> int:
 
 def status(args: argparse.Namespace) -> int:
     cluster = find_cluster(args.address, args.token_file)
-    answer = check_cluster(cluster)
-    print(f"{cluster.address}: {len(answer['nodes'])} nodes, {answer['free_cpus']:g} places for actors free")
-    for node in answer["nodes"]:
-        print(f"  {node['address']}  {node['cpus']:g} places")
+    nodes = check_cluster(cluster)
+    free = sum(node["free"].get("CPU", 0) for node in nodes)
+    print(f"{cluster.address}: {len(nodes)} nodes, {free:g} places for actors free")
+    for node in nodes:
+        print(
+            "  {}  {:g} places, {:g} GPUs".format(node["address"], *(node["total"].get(n, 0) for n in ("CPU", "GPU")))
+        )
     return 0
 
 
@@ -80,8 +84,9 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
     """Run a node until a signal (0), or until one of its main processes ends (1); `text` says that it has started."""
     for signum in SIGNALS:
         signal.signal(signum, lambda *_: sys.exit(0))
-    cpus = [] if args.num_cpus is None else [f"--num-cpus={args.num_cpus}"]
-    options += [f"--node-ip-address={host}", *cpus, *port_options(args.node_ports, args.num_cpus)]
+    given = {"num-cpus": args.num_cpus, "num-gpus": args.num_gpus}
+    sizes = [f"--{name}={size}" for name, size in given.items() if size is not None]
+    options += [f"--node-ip-address={host}", *sizes, *port_options(args.node_ports, args.num_cpus)]
     with closing(Node(options, environment(cluster))) as node:
         node.wait_for_start()
         started, found = time.monotonic(), save_address(cluster, node)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from a3c_mp.cluster.node import ClusterAddress, Node, environment, foreign, labels
+from a3c_mp.cluster.placement import ClusterState, Resources
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.program import MUST_AGREE, differences
 
@@ -32,9 +33,11 @@ from ray._raylet import GcsClient
 try:
     head = GcsClient(address=sys.argv[1])
     usage = head.get_all_resource_usage(timeout=5).resource_usage_data.batch
-    nodes = [{"address": node.node_manager_address, "cpus": node.resources_total.get("CPU", 0),
-              "versions": dict(node.labels)} for node in head.get_all_node_info(timeout=5).values() if node.state == 0]
-    print(json.dumps({"nodes": nodes, "free_cpus": sum(node.resources_available.get("CPU", 0) for node in usage)}))
+    free = {node.node_id: dict(node.resources_available) for node in usage}
+    nodes = [{"address": node.node_manager_address, "total": dict(node.resources_total),
+              "free": free.get(node.node_id, {}), "versions": dict(node.labels)}
+             for node in head.get_all_node_info(timeout=5).values() if node.state == 0]
+    print(json.dumps({"nodes": nodes}))
 except BaseException as error:
     print(json.dumps({"error": " ".join(str(error).split()) or type(error).__name__}))
 """
@@ -137,12 +140,13 @@ def find_cluster(address: str, token_file: Path | None) -> ClusterAddress:
     return ClusterAddress(saved.address, str(find_token(token_file or Path(saved.token_file))))
 
 
-def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: int = 0) -> dict[str, Any]:
+def check_cluster(
+    cluster: ClusterAddress, insecure: bool = False, needs: Resources | None = None
+) -> list[dict[str, Any]]:
     """Ask the head of a cluster, twice: with the token, and with a wrong one, which it must refuse unless `insecure`.
 
-    Returns its `nodes` and the sum of their `free_cpus`. Raises ConfigError if it does not answer, refuses the token,
-    accepts any, runs other versions, or has no place free where `num_actors` are to be started; prints a warning for
-    versions that may differ, such as the commit.
+    Returns its nodes. Raises ConfigError if it does not answer, refuses the token, accepts any, runs other versions, or
+    has no place for one actor with such `needs`; prints a warning for versions that may differ, such as the commit.
     """
     refuse = partial(ConfigError, "address", cluster.address)
     if not is_open(cluster.address):
@@ -168,9 +172,11 @@ def check_cluster(cluster: ClusterAddress, insecure: bool = False, num_actors: i
             raise refuse(f"{where} {fatal}", "install the same versions")
         if harmless:
             print(f"warning: address={cluster.address}: {where} {harmless}", file=sys.stderr, flush=True)
-    if num_actors and answer["free_cpus"] < 1:
-        raise refuse("it has no CPU free", "add a node (python -m a3c_mp.cluster join), or end other runs")
-    return answer
+    total, free = (dict(enumerate(node[what] for node in answer["nodes"])) for what in ("total", "free"))
+    if needs and not (state := ClusterState({}, total, free)).has_place(needs):
+        why = f"an actor needs {state.node_with(needs)}"
+        raise refuse(why, "add a node (python -m a3c_mp.cluster join), or end other runs")
+    return answer["nodes"]
 
 
 def _is_refusal(answer: Mapping[str, Any]) -> bool:

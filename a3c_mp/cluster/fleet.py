@@ -7,18 +7,18 @@ more than what is in flight. Ray places actors and carries their results; it res
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from a3c_mp.cluster.placement import Resources
 from a3c_mp.cluster.ray_worker import RayWorker
-from a3c_mp.cluster.session import Session
+from a3c_mp.cluster.session import WAITING_SECONDS, Session
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS
 
 BEAT_SECONDS = 1.0  # between two requests for the heartbeats of an actor that has sent nothing
-WAITING_SECONDS = 10.0  # time to start a process, after which an actor without a place is said to wait for one
 
 
 @dataclass
@@ -56,26 +56,28 @@ class Fleet:
     """Supervised actors on Ray that make `target(channel, *args)` and call it for each token; the rest as in `Workers`.
 
     A call returns (result, rows). `store(slot, result, rows)`, with a reference to the rows, puts a result into its
-    slot; what that returns is the payload.
+    slot; what that returns is the payload. Each actor `needs` these resources of its node.
     """
 
     def __init__(
         self, session: Session, target: Callable[..., Any], args: tuple, store: Callable[[int, Any, Any], Any],
         num_workers: int, *, states: StateSource, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
+        needs: Resources,
     ):  # fmt: skip
         self.session, self.target, self.args, self.store = session, target, args, store
         self.states, self.options, self.on_restart = states, options, on_restart
         self.actors = [FleetActor(f"{options.role} {number}") for number in range(num_workers)]
-        self.restarts = 0
+        self.restarts, self.needs = 0, needs
         self._ledger = SlotLedger(num_workers, options)
         self._looked = time.monotonic()
         self._first_nodes = frozenset(session.state.nodes)
         self._refused: set[str] = set()  # nodes that joined later, but cannot do this work
 
     def __enter__(self) -> Fleet:
-        self._actor_class = self.session.actor_class(RayWorker, num_cpus=1, concurrency_groups={"control": 1})
+        self._actor_class = self.session.actor_class(RayWorker, concurrency_groups={"control": 1})
+        free = self.session.state.free  # as it was before the first of them: it counts those that start
         for number in range(len(self.actors)):
-            self._start(number)
+            self._start(number, free)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -123,14 +125,12 @@ class Fleet:
         result, rows_ref = actor.handle.fill.options(num_returns=2).remote(token, running)
         actor.calls[result] = token.slot, rows_ref
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int, free: Mapping[str, dict[str, float]]) -> None:
         last = self.actors[number]
         restored = self.states.record_start(number)
         seed_key = (self.states.start, number, 0 if restored is not None else last.starts)
-        start = self._actor_class
-        if self._refused:
-            start = start.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(self._refused))})"})
-        handle = start.remote(self.target, self.args, self.options.niceness, number, seed_key, restored)
+        made_of = self.target, self.args, self.options.niceness, number, seed_key, restored
+        handle = self.session.start(self._actor_class, made_of, self.needs, free, refused=self._refused)
         actor = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
         self.actors[number] = actor
         actor.request_beats()
@@ -220,7 +220,7 @@ class Fleet:
             message += f"; restart {self.restarts} of {budget}"
         self.on_restart(WorkerEvent(number, message + details))
         self._ledger.forget(number)
-        self._start(number)
+        self._start(number, self.session.state.free)
 
     def _look_after(self) -> None:
         """Ask silent actors for their heartbeats; replace those that have been silent for too long."""
@@ -235,10 +235,11 @@ class Fleet:
     def _ask(self, number: int, actor: FleetActor) -> None:
         hang_seconds = self.options.hang_seconds
         longest = hang_seconds if actor.has_result else max(START_SECONDS, hang_seconds)
-        if actor.handle._actor_id.hex() in self.session.state.waiting:
+        if self.session.is_waiting(actor.handle._actor_id.hex()):
             if actor.silence >= WAITING_SECONDS and not actor.is_waiting:
                 actor.is_waiting = True
-                self._report_place(number, f"{actor.name} waits for a node with a free CPU", left=True)
+                text = f"{actor.name} waits for {self.session.state.node_with(self.needs)}"
+                self._report_place(number, text, left=True)
             actor.silence = min(actor.silence, WAITING_SECONDS)
         elif actor.silence > longest:
             self._fail(number, f"sent no heartbeat for {longest:.0f} s and was killed (--hang-seconds)")

@@ -74,6 +74,10 @@ class Publisher(Weights):
         for version in range(max(self.version - 1, 0), self.version + 1):
             self._share(version)
 
+    def reader(self) -> Reader:
+        """An actor's end."""
+        return Reader(self)
+
     def look_after(self) -> None:
         """Now and then, see which server answers, and send both versions again; called while the trainer waits.
 
@@ -102,7 +106,7 @@ class Reader:
 
     def __init__(self, weights: Publisher):
         self.dtype, self.untrained, self.version = weights.buffers.dtype, weights.untrained, -1
-        self.device = torch.device("cpu")
+        self.device = torch.device("cpu")  # of the net; another one where the actor has a GPU
         self._server = weights.server
 
     def load(self, net: nn.Module, exact: int | None = None) -> int:
@@ -127,6 +131,7 @@ class Reader:
 
     def _copy(self, net: nn.Module, values: np.ndarray) -> None:
         tensors = [tensor.detach() for tensor in net.state_dict().values()]
-        flat = torch.from_numpy(values.copy()).view(self.dtype).split([tensor.numel() for tensor in tensors])
-        for tensor, part in zip(tensors, flat, strict=True):
+        flat = torch.from_numpy(values.copy()).to(self.device).view(self.dtype)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))

@@ -66,11 +66,11 @@ class Packer:
     """Packs slots of a spec into messages and back, bit for bit.
 
     Observations [stack, ...] hold the last `stack` frames of their episode, oldest first, zeros before its first; only
-    the newest of each is packed. With a stack of 1, whole observations are.
+    the newest of each is packed. With a stack of 1, whole observations are, and of messages that are no rollouts.
     """
 
     def __init__(self, spec: Spec, stack: int = 1):
-        self.spec, self.stack = spec, stack
+        self.spec, self.stack = spec, stack if spec.keys() >= {"obs", "terminated", "truncated"} else 1
         self.nbytes = sum(field.nbytes for field in self.pack(self.empty()).values())  # of a message
 
     def empty(self) -> dict[str, Tensor]:

@@ -50,6 +50,12 @@ class Rows(NamedTuple):
     spans: np.ndarray  # [2, 2, B], numbers of `written` and `committed`, before and now: the new rows are between them
     fields: dict[str, np.ndarray]  # of those rows, the lanes one after the other: OBSERVED [M, ...], COMPLETED [K]
 
+    def all_finite(self) -> bool | None:
+        """Whether the first priorities of all transitions in these rows are finite; None if there are none."""
+        priority = self.fields["priority"]
+        usable = (priority >= 0) & (priority < np.inf)  # false for NaN too
+        return bool(usable.all()) if priority.any() else None
+
 
 class Outbox:
     """An actor's end: a ring that its `Writer` appends to, and from which new rows are taken.
@@ -76,13 +82,6 @@ class Outbox:
         self.start = None
         ring.writable_until[:] = ring.committed + ring.rows - ring.stack
         return rows
-
-
-def all_finite(rows: Rows) -> bool | None:
-    """Whether the first priorities of all transitions in new rows are finite; None if there are none."""
-    priority = rows.fields["priority"]
-    usable = (priority >= 0) & (priority < np.inf)  # false for NaN too
-    return bool(usable.all()) if priority.any() else None
 
 
 Reply = tuple[int, float, dict[str, np.ndarray]]  # size and sum of priorities of a shard now; fields of a batch
@@ -229,6 +228,7 @@ class RemoteReplay:
         since = time.monotonic()
         while not self.session.is_done(answer, WAIT_SECONDS):
             self.session.check()
+            since = time.monotonic() if self.session.is_waiting(shard._actor_id.hex()) else since
             if time.monotonic() - since > STUCK_SECONDS:
                 self.session.kill(shard)
             if self.should_stop():

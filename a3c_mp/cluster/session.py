@@ -9,41 +9,47 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from a3c_mp.cluster.access import is_open
 from a3c_mp.cluster.node import ENVIRONMENT, LOOPBACK, ClusterAddress, Node, environment, foreign
+from a3c_mp.cluster.placement import ClusterState, Resources, choose
 from a3c_mp.errors import ConfigError, WorkerError
 
 SHUTDOWN_SECONDS = 2.0  # longest wait for `ray.shutdown()`, which takes 7 s where the head is lost
 KILL_SECONDS = 1.0  # the same for `ray.kill()`
 STUCK_SECONDS = 60.0  # longest time that a parameter server or a replay shard may take for an answer
+WAITING_SECONDS = 10.0  # time to start a process, after which an actor without a place is said to wait for one
+NODE_ID = "ray.io/node-id"  # label of a node, by Ray itself
 POLL_SECONDS = 1.0  # between two questions to the head of the cluster
 ANSWER_SECONDS = 3.0  # longest wait for the next answer of a head that is there
 SILENT_SECONDS = 8.0  # silence of the head after which a run ends, if nothing listens at its address any longer
 BUSY_SECONDS = 40.0  # the same for a head that is still there: on a crowded machine it may be slow
 
 
-class ClusterState(NamedTuple):
-    """A cluster, as its head describes it."""
+class TrainerGPU:
+    """Ray actor that holds the trainer's GPU: Ray does not place the trainer."""
 
-    nodes: Mapping[str, str] = {}  # ids of the nodes that are alive -> their addresses
-    num_cpus: float = 0.0  # of all nodes: places for actors
-    store_bytes: float = 0.0  # used in the object stores of all nodes
-    waiting: frozenset[str] = frozenset()  # ids of the actors that no node has a place for
+    def find(self) -> str:
+        import ray
+
+        return str(ray.get_gpu_ids()[0])
 
 
 class Session:
     """A connection to Ray, to be used in a `with` block: everything that it started is gone afterwards.
 
-    It joins a running `cluster`, or starts one on this machine with `num_cpus` places for actors and an object store
-    of `store_bytes`. Entering raises ConfigError if that cannot be done.
+    It joins a running `cluster`, or starts one on this machine with `own_node`, options of `ray start`: places for
+    actors (CPUs), GPUs, the size of the object store. `placement` is the order in which nodes are filled (`choose`).
+    Entering raises ConfigError if that cannot be done.
     """
 
-    def __init__(self, cluster: ClusterAddress | None, log: logging.Logger, num_cpus: int = 0, store_bytes: int = 0):
-        self.cluster, self.log, self.num_cpus, self.store_bytes = cluster, log, num_cpus, store_bytes
+    def __init__(
+        self, cluster: ClusterAddress | None, log: logging.Logger, own_node: Sequence[str] = (), placement: str = "auto"
+    ):
+        self.cluster, self.log, self.own_node, self.placement = cluster, log, own_node, placement
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
         self.state = ClusterState()  # the last answer of the head
         self.answered = time.monotonic()  # when it came
@@ -51,6 +57,8 @@ class Session:
         self.ray: Any = None  # the module; it reads the environment when it is imported
         self._address = ""  # HOST:PORT of the head
         self._node: Node | None = None  # of a cluster of its own
+        self._started: dict[str, tuple[str, Resources, Collection[str], float]] = {}  # of actors; see `start`
+        self._trainer: Any = None  # the actor that holds its GPU
         self._ending = threading.Event()
 
     def __enter__(self) -> Session:
@@ -87,6 +95,10 @@ class Session:
             self.is_lost = True
             where = "" if self.cluster is None else f" at {self.cluster.address}"
             raise WorkerError(f"the head of the Ray cluster{where} has not answered for {longest:.0f} s")
+        for key, (name, needs, refused, since) in self._started.items():
+            if name and time.monotonic() - since >= WAITING_SECONDS and self.is_waiting(key):
+                self.log.warning(f"{name} waits for {self.state.node_with(needs)}")
+                self._started[key] = "", needs, refused, since
         for duty in self.duties:
             duty()
 
@@ -110,16 +122,49 @@ class Session:
     def _ask_head(self) -> ClusterState:
         from ray._private import state
 
-        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in self.ray.nodes() if node["Alive"]}
-        total, free = self.ray.cluster_resources(), self.ray.available_resources()
-        used = total.get("object_store_memory", 0.0) - free.get("object_store_memory", 0.0)
+        own, free = self.ray.get_runtime_context().get_node_id(), state.available_resources_per_node()
+        alive = sorted((node for node in self.ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != own)
+        total = {node["NodeID"]: node["Resources"] for node in alive}
         before_start = "DEPENDENCIES_UNREADY", "PENDING_CREATION"
         waiting = (key for key, it in state.actors().items() if it["State"] in before_start and not it["Pid"])
-        return ClusterState(nodes, total.get("CPU", 0.0), used, frozenset(waiting))
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in alive}
+        return ClusterState(addresses, total, {node: free.get(node, {}) for node in total}, frozenset(waiting))
 
     def actor_class(self, kind: Any, **options: Any) -> Any:
         """Return a class whose `remote(*args)` starts an actor; only the first one waits for the head."""
         return self.ray.remote(**{"max_restarts": 0, "max_task_retries": 0, **options})(kind)
+
+    def start(
+        self, actor_class: Any, args: tuple, needs: Resources, free: Mapping[str, dict[str, float]], *,
+        name: str = "", refused: Collection[str] = (),
+    ) -> Any:  # fmt: skip
+        """Start an actor on a node that is not `refused`; a warning with its `name` says if it has no place.
+
+        `free` is what nodes have left beside others that start at the same time (`choose`).
+        """
+        options = choose("auto" if refused else self.placement, needs, free)
+        if refused:
+            options["label_selector"] = {NODE_ID: f"!in({','.join(sorted(refused))})"}
+        actor = actor_class.options(**options).remote(*args)
+        self._started[actor._actor_id.hex()] = name, needs, refused, time.monotonic()
+        return actor
+
+    def is_waiting(self, actor_id: str) -> bool:
+        """Whether no node has a place for an actor; if one has, its process may still be starting."""
+        _, needs, refused, _ = self._started[actor_id]
+        return actor_id in self.state.waiting and not self.state.has_place(needs, refused)
+
+    def reserve_gpu(self, share: float) -> str:
+        """Have Ray reserve a GPU of the trainer's node, or a share of one; returns its id. Raises ConfigError."""
+        node, host = next(iter(self.state.nodes.items()))
+        own = ClusterState({}, {node: self.state.total[node]}, {node: self.state.free[node]})
+        if own.has_place({"GPU": share}):
+            options = {"num_cpus": 0, "num_gpus": share, "max_restarts": -1, "label_selector": {NODE_ID: node}}
+            self._trainer = self.actor_class(TrainerGPU, **options).remote()
+            if self.is_done(found := self._trainer.find.remote(), STUCK_SECONDS):
+                return self.ray.get(found)
+        why = f"on its node, at {host}, the trainer needs {own.node_with({'GPU': share})}"
+        raise ConfigError("trainer-gpus", share, why, "lower it, end other runs, or start it on another node")
 
     def is_done(self, reference: Any, seconds: float = 0.0) -> bool:
         """Wait until an actor has answered or died."""
@@ -134,9 +179,8 @@ class Session:
     def _connect(self) -> None:
         if self.cluster is None:
             settings = {**ENVIRONMENT, **LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-            options = ["--head", "--port=0", "--include-dashboard=false", "--num-gpus=0", f"--num-cpus={self.num_cpus}"]
-            store = f"--object-store-memory={self.store_bytes}", '--system-config={"preallocate_plasma_memory": true}'
-            self._node = Node([*options, *store], settings)
+            options = ["--head", "--port=0", "--include-dashboard=false", *self.own_node]
+            self._node = Node([*options, '--system-config={"preallocate_plasma_memory": true}'], settings)
         else:
             settings, self._address = environment(self.cluster), self.cluster.address
         for name in os.environ.keys() - foreign(os.environ).keys():

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from harness import IMPALA, RAY_DQN, RAY_IMPALA, row_id, still_alive
 from nodes import free_port
+from virtual_gpu import library
 
 from a3c_mp.cluster.node import FOLDER_PREFIX
 
@@ -259,6 +260,16 @@ def start_node(tmp_path, monkeypatch, scripts):
     return start
 
 
+@pytest.fixture
+def gpu(monkeypatch):
+    """Gives torch virtual GPUs in the processes that are started afterwards: `gpu(number)`."""
+    if why := library.missing():
+        pytest.skip(why)
+    library.built()
+    monkeypatch.setenv("PYTHONPATH", str(Path(library.__file__).parent / "start"))
+    return lambda number: monkeypatch.setenv("VIRTUAL_GPUS", number)
+
+
 @SLOW
 def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, start_node):
     start_node("head")
@@ -271,12 +282,63 @@ def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, start_node
     trainer = start_learning(scripts, RAY_IMPALA, *LONG, "--address", start_node.address, "--max-restarts", "0")
     ray_of(second.pid, "/raylet ")[0].kill()
     scripts.wait_for("r", "run.log:was lost with its node", trainer, timeout=20)
-    scripts.wait_for("r", "run.log:waits for a node with a free CPU", trainer, timeout=60)
+    scripts.wait_for("r", "run.log:waits for a node with 1 CPU free", trainer, timeout=60)
     start_node("join")
     scripts.wait_for("r", "run.log:has found a place", trainer, timeout=60)
     done = end(scripts, trainer)
     assert done.code == 143
     assert done.config["args"]["address"] == start_node.address
+
+
+@SLOW
+def test_actors_and_shards_are_spread_over_nodes_or_packed(scripts, start_node):
+    nodes = [start_node(command, "--num-cpus", "2") for command in ("head", "join", "join")]
+    for placement, expected in (("spread", ([1, 1, 1], [1, 1, 1])), ("pack", ([0, 1, 2], [0, 0, 3]))):
+        flags = ["--num-actors", "3", "--num-shards", "3", "--address", "auto", "--placement", placement]
+        trainer = scripts.train(RAY_DQN, *LONG, *flags, name=placement)
+        for kind, counts in zip(("ray::RayWorker", "ray::ReplayShard"), expected, strict=True):
+            scripts.wait_until(lambda: sum(len(ray_of(node.pid, kind)) for node in nodes) == 3, trainer)  # noqa: B023
+            assert sorted(len(ray_of(node.pid, kind)) for node in nodes) == counts, (placement, kind)
+        trainer.terminate()
+        assert scripts.finish(trainer, placement).code == 143
+
+
+@SLOW
+def test_actors_act_on_gpus_that_nodes_declare_and_what_has_no_place_is_named(scripts, start_node, gpu):
+    start_node("head", "--num-cpus", "2", "--num-gpus", "0")
+    gpu("1")
+    with_gpu = start_node("join", "--num-cpus", "3", "--num-gpus", "1")
+    on_cluster = ["--address", "auto", "--num-actors", "3"]
+    refused = scripts.run(RAY_IMPALA, *on_cluster, "--cuda", "--trainer-gpus", "0.5", name="trainer")
+    why = "trainer-gpus=0.5: on its node, at 127.0.0.1, the trainer needs a node with 0.5 GPU free; 0 of 0 GPU are free"
+    assert refused.code == 2
+    assert why in refused.err
+    trainer = scripts.train(RAY_IMPALA, *LONG, *on_cluster, "--actor-gpus", "0.5")
+    waits = "a node with 1 CPU and 0.5 GPU free; 3 of 5 CPUs and 0 of 1 GPU are free on 2 nodes"
+    scripts.wait_for("r", f"run.log:waits for {waits}", trainer)
+    scripts.wait_until(lambda: len(ray_of(with_gpu.pid, "ray::RayWorker")) == 2, trainer)
+    gpu("0")
+    start_node("join", "--num-cpus", "1", "--num-gpus", "1")
+    scripts.wait_for(
+        "r", "run.log:which is not used: actor-gpus=0.5: RuntimeError: CUDA error: invalid device", trainer
+    )
+    gpu("1")
+    start_node("join", "--num-cpus", "1", "--num-gpus", "1")
+    scripts.wait_for("r", "run.log:has found a place", trainer)
+    scripts.wait_for_game(trainer)
+    out = end(scripts, trainer).out
+    assert "2 nodes, 5 CPUs, 1 GPU; 3 actors wanted" in out
+    assert "actors act on the GPUs of their nodes, each on 0.5 of one" in out
+
+
+@SLOW
+@pytest.mark.parametrize("chapter", [RAY_IMPALA, RAY_DQN], ids=row_id)
+def test_trainer_and_actors_share_the_gpu_of_this_machine(scripts, gpu, chapter):
+    gpu("1")
+    flags = ["--cuda", "--trainer-gpus", "0.5", "--actor-gpus", "0.25", "--total-steps", "2000"]
+    done = scripts.run(chapter, *flags)
+    assert (done.code, done.summary["worker_restarts"]) == (0, 0), done.err
+    assert done.summary["updates"] > 0
 
 
 ODD = """
@@ -322,7 +384,7 @@ def test_a_node_with_another_environment_is_refused_and_one_that_joins_later_is_
     other.terminate()
     other.wait(30)
     trainer = scripts.train(RAY_IMPALA, *odd, name="later")
-    scripts.wait_for("later", "run.log:actor 1 waits for a node with a free CPU", trainer)
+    scripts.wait_for("later", "run.log:actor 1 waits for a node with 1 CPU free", trainer)
     monkeypatch.setenv("SIZE", "6")
     start_node("join")
     scripts.wait_for("later", "run.log:which is not used: env-id=odd:Odd-v0", trainer)

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import copy
 import errno
 import itertools
 import math
@@ -28,17 +29,18 @@ from nodes import free_port
 from torch import nn
 
 from a3c_mp.algorithms import apex, dqn
-from a3c_mp.algorithms.ray_trainer import check_spaces, check_store
+from a3c_mp.algorithms.ray_trainer import check_gpu, check_node, check_store
 from a3c_mp.cluster import __main__ as command
 from a3c_mp.cluster import access, guardian, node, parameters, remote_replay
 from a3c_mp.cluster import fleet as fleet_module
 from a3c_mp.cluster import session as session_module
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.node import ClusterAddress, Node, check_installed, foreign
-from a3c_mp.cluster.parameters import Publisher, Reader
+from a3c_mp.cluster.parameters import Publisher
+from a3c_mp.cluster.placement import ClusterState, choose
 from a3c_mp.cluster.ray_worker import Packer, RayWorker
 from a3c_mp.cluster.remote_replay import CONTINUED, Outbox, RemoteReplay, ReplayShard, ReplaySpec
-from a3c_mp.cluster.session import ClusterState, Session
+from a3c_mp.cluster.session import Session
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import WorkerOptions
@@ -196,8 +198,12 @@ def make_replay(session):
 
     def make_replay(make, num_shards, batch_size=50, **options):
         settings = {"ahead": 0, "should_stop": lambda: False, **options}
+
+        def start(number):
+            return session.start(session.actor_class(lambda: make(number)), (), {}, {})
+
         return RemoteReplay(
-            session, lambda number: session.actor_class(lambda: make(number)).remote(), num_shards, num_shards,
+            session, start, num_shards, num_shards,
             batch_size=batch_size, seed=1, max_restarts=1, device=torch.device("cpu"), **settings,
         )  # fmt: skip
 
@@ -293,7 +299,7 @@ def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_restarted_s
     monkeypatch.setattr(parameters, "SEND_SECONDS", 0.1)
     net, copy = nn.Linear(2, 3), nn.Linear(2, 3)
     publisher = Publisher(session, net, torch.float32, untrained=False)
-    reader = Reader(publisher)
+    reader = publisher.reader()
     assert reader.load(copy) == 0
     older = net.weight.detach().clone()
     with torch.no_grad():
@@ -376,7 +382,7 @@ def fleets(session):
         settings = WorkerOptions(**{"role": "actor", "slots_per_worker": 1, "niceness": 0, **options})
         return Fleet(
             session, Counting, (Mishaps(mishaps), at_start), lambda slot, result, rows: result, 2, states=states,
-            options=settings, on_restart=make.said.append,
+            options=settings, on_restart=make.said.append, needs={"CPU": 1.0},
         )  # fmt: skip
 
     make.said, make.session = [], session
@@ -536,6 +542,50 @@ def test_an_actor_that_hangs_at_its_start_is_killed_and_one_without_a_place_is_n
     assert {event.actor for event in fleets.said} == {number}
 
 
+def test_a_packed_node_is_filled_before_the_next_one_and_what_has_no_place_is_named():
+    a, b, c = (56 * letter for letter in "abc")  # ids as Ray has them
+    free = {a: {"CPU": 2.0, "GPU": 1.0}, b: {"CPU": 2.0}, c: {"CPU": 1.0, "GPU": 0.5}}
+    state = ClusterState({}, copy.deepcopy(free), free)
+    found = [choose("pack", {"CPU": 1.0, "GPU": 0.5}, free).get("scheduling_strategy") for _ in range(4)]
+    assert [strategy and strategy.node_id for strategy in found] == [a, a, c, None]
+    assert all(strategy.soft for strategy in found[:3])
+    assert not state.has_place({"CPU": 1.0, "GPU": 0.5})
+    assert state.has_place({"CPU": 1.0})
+    assert not state.has_place({"CPU": 1.0}, refused={b})
+    has = "2 of 5 CPUs and 0 of 1.5 GPUs are free on 3 nodes"
+    assert state.node_with({"CPU": 1.0, "GPU": 0.5}) == f"a node with 1 CPU and 0.5 GPU free; {has}"
+    assert state.node_with({"CPU": 3.0, "GPU": 0.0}).endswith(
+        " 2 of 5 CPUs are free on 3 nodes, none of which has so much"
+    )
+    assert choose("spread", {"memory": 2.0**30}, free) == {
+        "num_cpus": 0, "memory": 2**30, "scheduling_strategy": "SPREAD",
+    }  # fmt: skip
+    assert choose("auto", {"CPU": 1.0}, free) == {"num_cpus": 1.0}
+
+
+def test_a_shard_without_a_place_is_named_and_not_killed(make_replay, session, tape, monkeypatch):
+    monkeypatch.setattr("a3c_mp.cluster.session.WAITING_SECONDS", 0.0)
+    monkeypatch.setattr("a3c_mp.cluster.remote_replay.STUCK_SECONDS", 0.0)
+    go_on = threading.Event()
+    replay = make_replay(lambda number: go_on.wait(20) and shard_of(9), 1)
+    needs, total = {"memory": 3.0 * 2**30}, {"node": {"memory": 2.0**30}}
+    (key,) = session._started
+    session._started[key] = "replay shard 0", needs, (), 0.0
+    session.state = session.state._replace(total=total, free=total, waiting=frozenset([key]))
+    threading.Timer(0.5, go_on.set).start()
+    replay._wait(replay.shards[0], replay.shards[0].sample.remote(1))
+    why = "3 GiB of memory free; 1 of 1 GiB of memory are free on 1 node, none of which has so much"
+    assert tape.messages == [f"replay shard 0 waits for a node with {why}"]
+
+
+@pytest.mark.parametrize(("visible", "is_refused"), [("3,1", False), ("0", True)])
+def test_the_gpu_that_ray_reserves_is_the_one_that_the_trainer_uses(monkeypatch, visible, is_refused):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    why = r"trainer-gpus=1: Ray has reserved GPU 3 .* net is on GPU 0; start it with CUDA_VISIBLE_DEVICES=3"
+    with pytest.raises(ConfigError, match=why) if is_refused else contextlib.nullcontext():
+        check_gpu(SimpleNamespace(trainer_gpus=1), "3")
+
+
 @pytest.mark.parametrize("joined_later", [False, True], ids=["at the start", "joined later"])
 def test_a_node_that_differs_ends_the_run_at_its_start_and_is_not_used_later(fleets, joined_later):
     fleets.session.state = ClusterState({"node": "10.0.0.2"})
@@ -551,17 +601,18 @@ def test_a_node_that_differs_ends_the_run_at_its_start_and_is_not_used_later(fle
                 take_for_ever(fleet)
     said = ["cannot work on the node at 10.0.0.2, which is not used: env-id=Odd-v0: its actions are"] * joined_later
     assert [text in event.text for event, text in zip(fleets.said, said, strict=True)] == [True] * joined_later
-    assert fleets.session.ray.selectors == [{"label_selector": {"ray.io/node-id": "!in(node)"}}] * joined_later
+    selectors = [options["label_selector"] for options in fleets.session.ray.selectors if "label_selector" in options]
+    assert selectors == [{"ray.io/node-id": "!in(node)"}] * joined_later
     assert fleet.restarts == 0
 
 
 def test_an_actor_compares_its_spaces_with_those_of_the_trainer():
-    args, expected = SimpleNamespace(env_id="CartPole-v1", address="auto"), (Box(0, 1, (3,), np.float32), Discrete(2))
-    check_spaces(args, probe_env("CartPole-v1"))
-    check_spaces(args, None)
+    args, expected = SimpleNamespace(env_id="CartPole-v1", actor_gpus=0.0), (Box(0, 1, (3,), np.float32), Discrete(2))
+    check_node(args, probe_env("CartPole-v1"))
+    check_node(args, None)
     found = r"env-id=CartPole-v1: its observations are .*\(4,\), float32\) there, .*\(3,\), float32\) here; install the"
     with pytest.raises(ConfigError, match=found):
-        check_spaces(args, expected)
+        check_node(args, expected)
 
 
 # ---- who may use a cluster
@@ -710,14 +761,18 @@ def test_a_node_of_another_commit_is_a_warning(monkeypatch, capsys):
     assert re.fullmatch(r"warning: address=\S+: its node at 10.0.0.2 has commit c0ffee instead of \S+", line)
 
 
-CLOSED, NODE = {"error": "Unauthenticated"}, {"address": "10.0.0.2", "cpus": 1, "versions": {"torch": "1.0"}}
-FREE = {"free_cpus": 1, "nodes": [{**NODE, "versions": {}}]}
+CLOSED, PLACE = {"error": "Unauthenticated"}, {"total": {"CPU": 1}, "free": {"CPU": 1}}
+NODE = {"address": "10.0.0.2", **PLACE, "versions": {"torch": "1.0"}}
+FREE = {"nodes": [{**NODE, "versions": {}}]}
 ANSWERS = {
     "open cluster": ((FREE, FREE), "the cluster does not clearly refuse a wrong token: anyone may be able to run"),
     "wrong token": ((CLOSED, CLOSED), "the cluster refuses the token in secret"),
     "silent": ((FREE, {"error": "Deadline"}), "the cluster does not clearly refuse a wrong token"),
     "no head": (({"error": "Deadline"}, CLOSED), "the head does not answer (Deadline)"),
-    "no place": (({**FREE, "free_cpus": 0}, CLOSED), "it has no CPU free; add a node"),
+    "no place": (
+        ({"nodes": [{**FREE["nodes"][0], "free": {}}]}, CLOSED),
+        "an actor needs a node with 1 CPU free; 0 of 1 CPU are free on 1 node; add a node",
+    ),
     "other torch": (({**FREE, "nodes": [NODE]}, CLOSED), "its node at 10.0.0.2 has torch 1.0 instead of "),
 }
 
@@ -728,7 +783,7 @@ def test_a_cluster_that_cannot_be_used_is_refused_in_one_line(monkeypatch, answe
     with access.socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ConfigError) as error:
-            access.check_cluster(ClusterAddress(address, "secret"), num_actors=2)
+            access.check_cluster(ClusterAddress(address, "secret"), needs={"CPU": 1})
     assert str(error.value).startswith(f"address={address}: {message}")
 
 
@@ -761,7 +816,7 @@ def test_a_node_that_the_head_cannot_reach_says_so(ray_node, home, monkeypatch, 
     monkeypatch.setattr(ray_node, "wait_for_start", lambda: None)
     (raylet,) = psutil.Process(ray_node._guardian.pid).children()
     raylet.kill()
-    args = argparse.Namespace(num_cpus=1, node_ports=(7000, 7050))
+    args = argparse.Namespace(num_cpus=1, num_gpus=None, node_ports=(7000, 7050))
     with pytest.raises(ConfigError, match=r"host=10.0.0.2: the head cannot connect to this node there and has given"):
         command.run_node(args, ClusterAddress("10.0.0.1:1", "token"), "10.0.0.2", [], "joined")
     (line,) = capsys.readouterr().err.splitlines()

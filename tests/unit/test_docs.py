@@ -10,6 +10,7 @@ import torch
 from harness import A3C_DATA
 from nodes import free_port
 
+from a3c_mp.run.episode_log import read_episodes
 from a3c_mp.task.parallel import runner
 from bench import common
 
@@ -65,6 +66,37 @@ def test_the_example_of_an_environment_can_be_trained_on(run_inline, tmp_path):
     played = run_inline("play.py", "runs/r", "--episodes", "3")
     assert played.code == 0, played.err
     assert "training's mean return at this checkpoint" in played.out
+
+
+def example_of_ray(folder: Path) -> Path:
+    """Write the algorithm of docs/ray.md into a folder; returns its path."""
+    code = re.search(r"```python\n(# train_ray_ppo.py\n.*?)```", (ROOT / "docs" / "ray.md").read_text(), re.DOTALL)
+    assert code[1].count("\n") <= 60
+    (path := folder / "train_ray_ppo.py").write_text(code[1])
+    return path
+
+
+def test_the_example_of_an_algorithm_on_ray_has_the_bits_of_chapter_1_and_can_be_resumed(
+    run_inline, tmp_path, monkeypatch
+):
+    script = example_of_ray(tmp_path).name
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = [*A3C_DATA.flags, "--deterministic", "--total-steps", "1000"]
+    on_ray, alone = run_inline(script, *flags), run_inline(A3C_DATA.script, *flags, name="alone")
+    assert on_ray.code == 0, on_ray.err
+    assert on_ray.config["algorithm"] == "ray_ppo"
+    assert on_ray.summary["weights_sha256"] == alone.summary["weights_sha256"]
+    assert "resumed from runs/r/" in run_inline(script, "--resume", "runs/r", "--total-steps", "1200").out
+
+
+@pytest.mark.slow
+def test_the_example_of_an_algorithm_on_ray_learns(scripts):
+    script = str(example_of_ray(scripts.runs_dir))
+    flags = ["--env-id", "CartPole-v1", "--run-name", "r", "--total-steps", "40000"]
+    done = scripts.finish(scripts.start(script, *flags), "r")
+    assert done.code == 0, done.err
+    returns = [episode.episode_return for episode in read_episodes(done.folder / "episodes.csv")]
+    assert sum(returns[-20:]) > 3 * sum(returns[:20])
 
 
 def test_the_example_of_a_task_learns_on_two_runners_and_goes_on_from_its_checkpoint(
