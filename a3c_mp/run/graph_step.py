@@ -40,6 +40,7 @@ class GraphStep:
         self.skipped = torch.zeros(
             3, device=self.device
         )  # steps since `settle`; in a row; most in a row since `settle`
+        learner.settle = self.settle
         learner.run.metrics.sources.append(self.take_means)
 
     def take(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics:

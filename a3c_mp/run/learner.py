@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -121,12 +122,7 @@ class Learner:
             self.group.broadcast_state(self.states, self.weights)
         self._data_filter = NonFiniteFilter(run, f"{setup.message}s_not_finite", setup.bad_in_a_row)
         self.gradient_filter = NonFiniteFilter(run, "gradients_not_finite")
-        self._graph_step: Any = None
-        is_fused = self.optimizer.defaults.get("fused")
-        if self.device.type == "cuda" and args.cuda_graph and is_fused and self.group.size == 1:
-            from a3c_mp.run.graph_step import GraphStep  # here, as most runs have no GPU
-
-            self._graph_step = GraphStep(self)
+        self.settle: Callable[[], None] = lambda: None  # counts what a `GraphStep` has skipped
         self._events: list[WorkerEvent] = []  # of a group of learners, until the next `record`
         self._reports: list[ActorReport] = []
         self.memory = Memory(setup.slots, self.weights, self.states, setup.acting.dtype, args.in_order, setup.more)
@@ -189,6 +185,16 @@ class Learner:
         self.optimizer.step()
         self.record_update(metrics)
         return metrics
+
+    @cached_property
+    def _graph_step(self) -> Any:
+        """A `GraphStep`; None on the CPU, with an optimizer that is not fused, and with other learners to wait for."""
+        is_fused = self.optimizer.defaults.get("fused")
+        if self.device.type == "cpu" or not self.args.cuda_graph or not is_fused or self.group.size > 1:
+            return None
+        from a3c_mp.run.graph_step import GraphStep  # here, as most runs have no GPU
+
+        return GraphStep(self)
 
     def record_update(self, metrics: Metrics) -> None:
         self.run.record_update(metrics, self.setup.samples_per_update * self.group.size)
@@ -258,8 +264,7 @@ class Learner:
         if publish:
             with self.run.timing("publishing"):
                 self.weights.publish(self.net)  # waits for the GPU: after this the slots have been read
-            if self._graph_step is not None:
-                self._graph_step.settle()
+            self.settle()
         self.run.end_round()
         return not self.run.should_stop()
 
