@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch import Tensor
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.run.gpu import cause_of
+
+MOST_GRAPHS = 32
+"""for more shapes of batches they are captured again, so that no memory runs out"""
 
 
 class GraphStep:
@@ -59,6 +62,8 @@ class GraphStep:
 
         current = torch.cuda.current_stream(self.device)
         if key not in self.graphs:
+            if len(self.graphs) == MOST_GRAPHS:
+                self.graphs.clear()
             self.graphs[key] = None
             self.stream.wait_stream(current)
             with torch.cuda.stream(self.stream):
@@ -95,15 +100,16 @@ class GraphStep:
 
     def _step(self, gradients: Callable[..., Metrics], settings: Any, loss: Any, *batch: Any) -> Metrics:
         """What one step computes; returns the metrics of the gradient."""
-        metrics = gradients(settings, self.learner, loss, *batch)
+        found = gradients(settings, self.learner, loss, *batch)
+        metrics = {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
         with torch.no_grad():
             skip = ~(self._mean(metrics["losses/grad_norm"]) + self._mean(metrics["losses/total"])).isfinite()
             with self._numbers_on_the_gpu(skip.float()):
                 self.optimizer.step()
-            found = {name: self._mean(value) for name, value in with_diagnostics(metrics).items()}
+            means = {name: self._mean(value) for name, value in with_diagnostics(metrics).items()}
             if not self.names:
-                self.names, self.sums = [*found], torch.zeros(len(found) + 1, device=self.device)
-            values = torch.stack([*(found[name] for name in self.names), self._mean(1.0)])
+                self.names, self.sums = [*means], torch.zeros(len(means) + 1, device=self.device)
+            values = torch.stack([*(means[name] for name in self.names), self._mean(1.0)])
             self.sums.add_(values.masked_fill(skip, 0.0))
             num, in_a_row, most = self.skipped
             in_a_row = (in_a_row + 1) * skip
@@ -167,17 +173,20 @@ class GraphStep:
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to all that tuples and mappings hold, at any depth."""
+    """Apply a function to all that tuples, lists and mappings hold, at any depth."""
     if isinstance(value, Mapping):
         return {name: _map(function, part) for name, part in value.items()}
-    if not isinstance(value, tuple):
+    if not isinstance(value, tuple | list):
         return function(value)
     parts = [_map(function, part) for part in value]
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
 def _kind(value: Any) -> Any:
-    """What a capture depends on."""
+    """What a graph depends on: one is captured for each; what cannot be compared has none."""
     if isinstance(value, float):
         return float
-    return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        on_cpu = value.item() if value.dim() == 0 and not value.is_cuda else None  # a capture makes it a constant
+        return value.shape, value.dtype, value.device, on_cpu
+    return value if isinstance(value, Hashable) else object()

@@ -96,7 +96,12 @@ def a_batch(seed, num, advantage=1.0):
     return Samples(images.to(torch.uint8), actions, logits, advantage * advantages, targets).to(torch.device("cuda", 0))
 
 
-def test_a_graph_takes_the_same_steps_while_settings_anneal_and_one_is_skipped(monkeypatch):
+def scaled(args, net, samples, scales):
+    total, metrics = chapter.loss(args, net, samples)
+    return scales[0] * scales[1] * total, metrics
+
+
+def test_a_graph_takes_the_same_steps_while_settings_and_numbers_change_and_one_is_skipped(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     plain, graphed = a_learner(), a_learner()
     graphed._graph_step = GraphStep(graphed)
@@ -104,7 +109,8 @@ def test_a_graph_takes_the_same_steps_while_settings_anneal_and_one_is_skipped(m
         batch = a_batch(step, num, float("nan") if step == 6 else 1.0)
         for learner in (plain, graphed):
             learner.optimizer.param_groups[0]["lr"] = 5e-4 * (1 - step / 10)
-            chapter.gradient_step(anneal_entropy_coef(ARGS, step), learner, chapter.loss, batch)
+            scales = [1.0 / (1 + step), torch.tensor(num / 24)]
+            chapter.gradient_step(anneal_entropy_coef(ARGS, step), learner, scaled, batch, scales)
     graphed._graph_step.settle()
     assert len(graphed._graph_step.graphs) == 2
     assert plain.run.progress.updates == graphed.run.progress.updates == 8
