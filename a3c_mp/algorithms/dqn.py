@@ -29,12 +29,13 @@ ACTIONS = Discrete
 
 def make_net(
     obs_space: gymnasium.Space, action_space: gymnasium.Space, hidden: Sequence[int] | None = None,
-    activation: str = "relu",
+    activation: str = "relu", convolutions: str | Sequence[tuple[int, ...]] = "nature",
 ) -> DuelingQ:  # fmt: skip
-    """Make the Q network; hidden layers and activation are described in `DuelingQ`."""
+    """Make the Q network; its layers are described in `DuelingQ`."""
     assert isinstance(action_space, Discrete), action_space
     assert obs_space.shape is not None
-    return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space), hidden, activation)
+    num_actions, image = int(action_space.n), is_image(obs_space)
+    return DuelingQ(obs_space.shape, num_actions, image, hidden, activation, convolutions)
 
 
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:

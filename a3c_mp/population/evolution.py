@@ -4,77 +4,52 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 
-from a3c_mp.population.settings import ACTIVATIONS, Args
+from a3c_mp.population.genes import Gene, log_uniform
+from a3c_mp.population.settings import ACTIVATIONS, Args, Convolution
 from a3c_mp.seeds import FIRST, derive_seeds
-
-HYPERPARAMETERS = ("learning_rate", "batch_size", "learn_every")
-"""genes that a mutation of hyperparameters changes"""
 
 
 @dataclass(frozen=True)
 class Genome:
     """Genome: what a member inherits from its parent besides weights and optimizer state."""
 
-    learning_rate: float
-    batch_size: int
-    learn_every: int  # agent steps for each update
+    hyperparameters: Mapping[str, float]  # of the settings that evolve
     hidden: tuple[int, ...] = (128, 128)  # units of each hidden layer
-    activation: str = "relu"  # by its name in `nets.q_values.ACTIVATIONS`
+    activation: str = "relu"  # of hidden layers, by its name in `nets.q_values.ACTIVATIONS`
+    convolutions: tuple[Convolution, ...] = ()  # before them, for images
+
+    @property
+    def layers(self) -> tuple[Convolution | int, ...]:
+        """Sizes of all layers but the last one, from input to output."""
+        return (*self.convolutions, *self.hidden)
+
+    def with_genes(self, args: Args) -> Genome:
+        """The genome of a resumed run, whose `--genes` may be others."""
+        genes = {name: self.hyperparameters.get(name, getattr(args, name)) for name in args.evolving}
+        return replace(self, hyperparameters=genes)
+
+    def settings(self, args: Args) -> Args:
+        """The settings of a run as this member has them."""
+        return replace(args, **self.hyperparameters)  # type: ignore[arg-type]
 
     def to_json(self) -> str:
         """Return the genome as one line of JSON; `from_json` restores every bit."""
-        return json.dumps(asdict(self))
+        net = {"hidden": self.hidden, "activation": self.activation}
+        return json.dumps({**self.hyperparameters, **net} | ({"convolutions": c} if (c := self.convolutions) else {}))
 
     @classmethod
     def from_json(cls, text: str) -> Genome:
-        genes = json.loads(text)
-        return cls(**genes | {"hidden": tuple(genes["hidden"])})
-
-
-class Range(NamedTuple):
-    """Range of a gene on a logarithmic scale, both ends included; a whole number k stands for k - 0.5 to k + 0.5."""
-
-    low: float
-    high: float
-    integer: bool = False
-
-    @classmethod
-    def of(cls, gene: str, args: Args) -> Range:
-        """Return the range of a gene: a hyperparameter, or `units` of a hidden layer."""
-        low, high = getattr(args, f"{gene}_range")
-        return cls(low, high, integer=gene != "learning_rate")
-
-    def sample(self, rng: Generator) -> float:
-        """Draw a log-uniform value, an int if `integer`."""
-        return self._value(rng.uniform(*self._ends))
-
-    def multiply(self, value: float, factor: float, rng: Generator) -> float:
-        """Return value * factor, reflected at the limits that it would pass; an int if `integer`.
-
-        Reflection keeps the distribution of `sample` as it is, if factors f and 1/f are equally likely; clipping would
-        collect values at the limits. For the same reason, an integer is first spread over its interval.
-        """
-        exact = value + (rng.random() - 0.5 if self.integer else 0.0)
-        low, high = self._ends
-        distance = (math.log(exact * factor) - low) % (2 * (high - low))
-        return self._value(low + min(distance, 2 * (high - low) - distance))
-
-    @property
-    def _ends(self) -> tuple[float, float]:
-        half = 0.5 if self.integer else 0.0
-        return math.log(self.low - half), math.log(self.high + half)
-
-    def _value(self, logarithm: float) -> float:
-        value = math.exp(logarithm)
-        value = min(max(round(value) if self.integer else value, self.low), self.high)
-        return int(value) if self.integer else value
+        genes: dict[str, Any] = json.loads(text)
+        convolutions = tuple(Convolution(*each) for each in genes.pop("convolutions", ()))
+        hidden, activation = tuple(genes.pop("hidden")), genes.pop("activation")
+        return cls(genes, hidden, activation, convolutions)
 
 
 class Member(NamedTuple):
@@ -98,13 +73,29 @@ class Member(NamedTuple):
 
 def first_members(args: Args) -> list[Member]:
     """Return the first generation: member 0 has the settings as given, the others draw theirs with `--init spread`."""
-    given = Genome(args.learning_rate, args.batch_size, args.learn_every, tuple(args.hidden), args.activation)
+    genes = args.evolving
+    start = {name: getattr(args, name) for name in genes}
+    given = Genome(start, tuple(args.hidden), args.activation, args.first_convolutions)
     genomes = [given] * args.population
     if args.init == "spread":
         rng = np.random.default_rng(derive_seeds(args.seed, FIRST)[1])
-        drawn = [{name: Range.of(name, args).sample(rng) for name in HYPERPARAMETERS} for _ in genomes[1:]]
-        genomes[1:] = [replace(given, **genes) for genes in drawn]  # type: ignore[arg-type]
+        drawn = [{name: gene.sample(rng) for name, gene in genes.items()} for _ in genomes[1:]]
+        genomes[1:] = [replace(given, hyperparameters=each) for each in drawn]
     return [Member(place, place, "first", genome) for place, genome in enumerate(genomes)]
+
+
+def largest_genome(args: Args) -> Genome:
+    """Return the genome of the largest net that evolution can reach."""
+    most, kernel, hidden = args.channels_range[1], args.largest_kernel, (args.units_range[1],) * args.layers_range[1]
+    rings = [(kernel - each.kernel) // 2 for each in args.first_convolutions]
+    convolutions = [
+        Convolution(most, first.kernel + 2 * ring, first.stride, ring)
+        for first, ring in zip(args.first_convolutions, rings, strict=True)
+    ]
+    if convolutions:
+        ring = (kernel - 1) // 2
+        convolutions += [Convolution(most, 2 * ring + 1, 1, ring)] * (args.most_convolutions - len(convolutions))
+    return Genome({}, hidden, convolutions=tuple(convolutions))
 
 
 def rank(members: Sequence[Member], rng: Generator) -> list[Member]:
@@ -129,45 +120,81 @@ def possible_parents(members: Sequence[Member]) -> list[Member]:
 
 def mutate_genome(genome: Genome, kind: str, args: Args, rng: Generator) -> Genome:
     """Return a mutated genome; kinds "none" and "parameters" change no gene."""
-    if kind == "hyperparameters":
-        touched = [name for name in HYPERPARAMETERS if rng.random() < 0.5]
-        touched = touched or [HYPERPARAMETERS[rng.integers(len(HYPERPARAMETERS))]]
-        genes = {name: move(getattr(genome, name), Range.of(name, args), args, rng, args.resample) for name in touched}
-        return replace(genome, **genes)  # type: ignore[arg-type]
+    if kind == "hyperparameters" and (genes := args.evolving):
+        names, values = list(genes), dict(genome.hyperparameters)
+        touched = [name for name in names if rng.random() < 0.5] or [names[rng.integers(len(names))]]
+        values |= {name: genes[name].move(values[name], args, rng, args.resample) for name in touched}
+        return replace(genome, hyperparameters=values)
     if kind == "architecture":
-        return replace(genome, hidden=_mutate_hidden(genome, args, rng))
+        return _mutate_architecture(genome, args, rng)
     if kind == "activation":
         others = [activation for activation in ACTIVATIONS if activation != genome.activation]
         return replace(genome, activation=others[rng.integers(len(others))])
     return genome
 
 
-def _mutate_hidden(genome: Genome, args: Args, rng: Generator) -> tuple[int, ...]:
-    """Copy a hidden layer, or widen or shrink one. A copy changes no outputs of ReLU nets; others get wider instead."""
-    hidden, bounds = list(genome.hidden), Range.of("units", args)
-    layer = int(rng.integers(len(hidden)))
-    units = hidden[layer]
-    deepens = rng.random() < args.new_layer and len(hidden) < args.layers_range[1]
-    if deepens and genome.activation == "relu":
+def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> Genome:
+    """Add or remove a layer, or resize one. What is added changes no outputs (see `growth.breed`)."""
+    place = int(rng.integers(len(genome.layers))) - len(genome.convolutions)
+    draw = rng.random()
+    adds, removes = draw < args.new_layer, draw >= 1 - args.remove_layer
+    if place >= 0:
+        return replace(genome, hidden=_mutate_hidden(genome, place, adds, removes, args, rng))
+    place += len(genome.convolutions)
+    return replace(genome, convolutions=_mutate_convolutions(genome, place, adds, removes, args, rng))
+
+
+def _mutate_hidden(
+    genome: Genome, layer: int, adds: bool, removes: bool, args: Args, rng: Generator
+) -> tuple[int, ...]:  # fmt: skip
+    """Copy or remove a hidden layer, or resize it. A copy is exact for ReLU only; layers of other nets get wider."""
+    hidden, bounds = list(genome.hidden), Gene(*args.units_range, integer=True)
+    units, (fewest, most) = hidden[layer], args.layers_range
+    if adds and len(hidden) < most and genome.activation == "relu":
         hidden.insert(layer, units)
-    elif deepens:
-        hidden[layer] = min(max(round(units * _factor(args.grow_factor, rng)), units + 1), int(bounds.high))
+    elif adds and len(hidden) < most:
+        hidden[layer] = min(max(round(units * log_uniform(args.grow_factor, rng)), units + 1), int(bounds.high))
+    elif removes and layer > 0 and len(hidden) > fewest:
+        hidden.pop(layer)
     else:
-        hidden[layer] = int(move(units, bounds, args, rng))
+        hidden[layer] = int(bounds.move(units, args, rng))
     return tuple(hidden)
 
 
-def move(value: float, bounds: Range, args: Args, rng: Generator, resample: float = 0.0) -> float:
-    """Return another value: times or over a random factor, or with probability `resample` drawn from the range."""
-    draws_again, moved = rng.random() < resample, value
-    while moved == value and bounds.low < bounds.high:
-        if draws_again:
-            moved = bounds.sample(rng)
+def _mutate_convolutions(
+    genome: Genome, layer: int, adds: bool, removes: bool, args: Args, rng: Generator
+) -> tuple[Convolution, ...]:  # fmt: skip
+    """Add a 3 x 3 convolution, remove one that keeps the size of its input, or change kernel or channels of one.
+
+    A kernel grows or shrinks by a ring, with as much padding: its stride then takes it to the same pixels as before.
+    """
+    convolutions = list(genome.convolutions)
+    old = convolutions[layer]
+    if adds and len(convolutions) < args.most_convolutions:
+        convolutions.insert(layer + 1, Convolution(old.channels, 3, 1, padding=1))
+    elif removes and layer > 0 and old.keeps_size:
+        convolutions.pop(layer)
+    else:
+        steps = [step for step in (-1, 1) if old.padding + step >= 0 and old.kernel + 2 * step <= args.largest_kernel]
+        if steps and rng.random() < 0.5:
+            step = steps[rng.integers(len(steps))]
+            new = old._replace(kernel=old.kernel + 2 * step, padding=old.padding + step)
         else:
-            factor = _factor(args.grow_factor, rng) if rng.random() < 0.5 else 1 / _factor(args.shrink_factor, rng)
-            moved = bounds.multiply(value, factor, rng)
-    return moved
+            bounds = Gene(*args.channels_range, integer=True)
+            new = old._replace(channels=int(bounds.move(old.channels, args, rng)))
+        convolutions[layer] = new
+    return tuple(convolutions)
 
 
-def _factor(between: tuple[float, float], rng: Generator) -> float:
-    return math.exp(rng.uniform(math.log(between[0]), math.log(between[1])))
+def describe_genes(args: Args) -> str:
+    """Which genes mutate, and in which ranges, as a line for the log."""
+    kinds = {kind for kind, weight in args.mutations.items() if weight and args.evolve}
+    genes = {name: str(gene) for name, gene in args.evolving.items() if "hyperparameters" in kinds}
+    if "architecture" in kinds:
+        fewest, most = args.layers_range
+        genes["hidden"] = "{} to {} units, {} to {} layers".format(*args.units_range, fewest, most)
+    if "architecture" in kinds and args.convolutions:
+        genes["convolutions"] = "{} to {} channels".format(*args.channels_range)
+        genes["convolutions"] += f", {args.most_convolutions} layers and kernels of {args.largest_kernel} at most"
+    genes |= {"activation": ", ".join(ACTIVATIONS)} if "activation" in kinds else {}
+    return f"genes that mutate: {' · '.join(f'{name} {text}' for name, text in genes.items()) or 'none'}"

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms import dqn
+from a3c_mp.algorithms.apex import stacked_frames
 from a3c_mp.data.transitions import episode_stats_spec
 from a3c_mp.errors import ConfigError, TrainingError
-from a3c_mp.population.evolution import Genome, Member, first_members, possible_parents, rank
+from a3c_mp.population.evolution import Genome, Member, first_members, largest_genome, possible_parents, rank
 from a3c_mp.population.growth import MemberState, Record, Spaces, breed, make_net
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
 from a3c_mp.processes.slots import Slots, Spec, shared_counters
 from a3c_mp.replay import Shards
+from a3c_mp.run.preflight import check_replay_memory
 from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
 METRICS = ("losses/value", "values/q")
@@ -43,12 +44,18 @@ class PopulationMemory(NamedTuple):
     @classmethod
     def allocate(cls, args: Args, spaces: Spaces) -> PopulationMemory:
         """Allocate the memory of a population. Raises ConfigError if too little is free."""
-        with torch.device("meta"):  # the largest net that evolution can reach
-            net = dqn.make_net(*spaces, (args.units_range[1],) * args.layers_range[1])
+        try:
+            with torch.device("meta"):
+                net = make_net(spaces, largest_genome(args))
+        except RuntimeError as error:
+            given, fix = " ".join(map(str, args.convolutions)), "use fewer, or smaller kernels and strides"
+            raise ConfigError("convolutions", given, "nothing is left of the image behind them", fix) from error
         weights = sum(tensor.numel() for tensor in net.state_dict().values())
         adam = sum(2 * parameter.numel() + 1 for parameter in net.parameters())
-        size = 2 * weights + adam + net.norm.stats.moments.numel()
-        genome_bytes = 256 + 16 * args.layers_range[1]  # as JSON
+        size = 2 * weights + adam + sum(tensor.numel() for tensor in net.norm.stats.state_dict().values())
+        genome_bytes = (
+            64 + 64 * len(args.genes) + 16 * args.layers_range[1] + 32 * len(largest_genome(args).convolutions)
+        )
         record: Spec = {"genome": ((genome_bytes,), torch.uint8), "tensors": ((size,), torch.float32)}
         results = {
             **record,
@@ -61,9 +68,12 @@ class PopulationMemory(NamedTuple):
         }
         num = args.population
         # A lane has its share of the replay, and room for a generation of at most two rows a step.
-        rows = -(-args.replay_size // (num * args.num_envs)) + 2 * args.rounds + 2
+        stack = stacked_frames(args.env_id)
+        rows = -(-args.replay_size // (num * args.num_envs)) + 2 * args.rounds + 1 + stack
+        sizes = num, args.num_envs, rows, *spaces, stack
+        check_replay_memory(args.replay_size, Shards.bytes_needed(*sizes))
         try:
-            shards = Shards(num, args.num_envs, rows, *spaces)
+            shards = Shards(*sizes)
             slots = shared_counters(shards.num_lanes), Slots(record, num), Slots(results, num)
             return cls(shards, *slots, shared_counters(2 * num).view(2, num), shared_counters(1).fill_(-1), spaces)
         except MemoryError as error:
@@ -88,7 +98,7 @@ class EliteNet(nn.Module):
 
     def __init__(self, spaces: Spaces, genome: Genome | None = None):
         super().__init__()
-        self.spaces, self.genome = spaces, genome or Genome(1e-3, 1, 1)
+        self.spaces, self.genome = spaces, genome or Genome({})
         self.net = make_net(spaces, self.genome)
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
@@ -115,11 +125,11 @@ class Population:
         self.args, self.spaces = args, spaces
         self.generation = 0  # the current one, or the next
         self.members = first_members(args)
-        self.elite = EliteNet(spaces, self.members[0].genome)
         self.memory = PopulationMemory.allocate(args, spaces)
+        self.elite = EliteNet(spaces, self.members[0].genome)
         for place, member in enumerate(self.members):
             torch.manual_seed(derive_seeds(args.seed, place, WEIGHTS)[1])
-            MemberState.make(spaces, member.genome, args.adam_eps).write(self.memory.births[place])
+            MemberState.make(spaces, member.genome, args).write(self.memory.births[place])
 
     @property
     def results(self) -> list[Record]:
@@ -165,7 +175,7 @@ class Population:
         self.generation += 1
         self.members = list(births)
         for place, birth in enumerate(births):
-            child = breed(parents[birth.parent], birth, self.spaces, self.args.parameter_noise)
+            child = breed(parents[birth.parent], birth, self.spaces, self.args)
             child.write(self.memory.births[place])
 
     def digest(self) -> bytes:
@@ -180,11 +190,13 @@ class Population:
             parts = [part.state_dict() for part in state.parts]
             members.append({**member._asdict(), "genome": state.genome.to_json(), "state": parts})
         used = min(int(self.memory.rows.max()), shards.rows)
+        frames = shards.fields()["frame"][:, :used].contiguous()  # no copy, once the lanes are full
+        replay = {name: rows[:, :used].clone() for name, rows in shards.fields().items() if name != "frame"}
         return {
             "generation": self.generation,
             "sizes": [self.args.population, self.args.num_envs, shards.rows],
             "rows": self.memory.rows.clone(),
-            "replay": {name: rows[:, :used].clone() for name, rows in shards.fields().items()},
+            "replay": replay | {"frame": frames},
             "members": members,
         }
 
@@ -198,12 +210,12 @@ class Population:
         self.generation = state["generation"]
         self.memory.rows.copy_(state["rows"])
         for place, saved in enumerate(state["members"]):
-            genome = Genome.from_json(saved["genome"])
+            genome = Genome.from_json(saved["genome"]).with_genes(self.args)
             self.members[place] = Member(**{name: saved[name] for name in Member._fields} | {"genome": genome})
-            member = MemberState.make(self.spaces, genome, self.args.adam_eps)
+            member = MemberState.make(self.spaces, genome, self.args)
             for part, content in zip(member.parts, saved["state"], strict=True):
                 part.load_state_dict(content)
             member.write(self.memory.births[place])
 
     def _read(self, record: Record) -> MemberState:
-        return MemberState.read(record, self.spaces, self.args.adam_eps)
+        return MemberState.read(record, self.spaces, self.args)

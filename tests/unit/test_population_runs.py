@@ -133,7 +133,7 @@ def test_a_member_whose_weights_are_not_finite_ranks_last_and_has_no_children(ru
 
 
 def test_where_all_members_have_diverged_the_run_fails(run_inline):
-    flags = ["--init", "same", "--learning-rate", "1e36", "--learning-rate-range", "1", "1e36"]
+    flags = ["--init", "same", "--learning-rate", "1e36", "--genes", "learning-rate=1:1e36"]
     done = run_inline.train(POPULATION, *flags)
     assert done.code == 1
     why = "no member has a finite fitness: all have diverged; lower the learning rates"
@@ -191,6 +191,68 @@ def test_play_takes_any_member_of_the_newest_generation(run_inline):
         run_inline("play.py", "runs/r", "--member", "2")
     with pytest.raises(ConfigError, match="member=0: a best checkpoint has the fittest member alone; name the run"):
         run_inline("play.py", str(done.best), "--member", "0")
+
+
+# ---- genes and images
+
+
+def test_the_log_and_the_lineage_say_which_genes_mutate_and_a_resumed_run_can_have_others(run_inline):
+    quick = [
+        "--mutate-none",
+        "0",
+        "--mutate-architecture",
+        "0",
+        "--mutate-parameters",
+        "0",
+        "--checkpoint-steps",
+        "400",
+    ]
+    done = run_inline.train(POPULATION, *quick, "--genes", "n-step", "gamma=0.9:0.99", "--total-steps", "1200")
+    assert "genes that mutate: n_step 1 to 10 · gamma 0.9 to 0.99\n" in done.log
+    rows = lineage(done)
+    assert [*rows[0]][4:9] == ["kind", "learning_rate", "n_step", "gamma", "hidden"]
+    assert {row["learning_rate"] for row in rows} == {"0.001"}, "no gene"
+    assert len({(row["n_step"], row["gamma"]) for row in rows}) >= 3
+    before = [row["gamma"] for row in rows]
+    again = run_inline(
+        POPULATION.script, "--resume", "runs/r", "--genes", "gamma", "epsilon=0.1:1:2", "--total-steps", "2000"
+    )
+    assert again.code == 0, again.log
+    assert "genes that mutate: gamma 0.9 to 0.999 · epsilon 0.1 to 1 in steps of x 2\n" in again.log
+    rows = lineage(again)
+    assert [row["gamma"] for row in rows[:6]] == before
+    assert {row["epsilon"] for row in rows} > {"", "0.4"}
+    assert run_inline.train(POPULATION, "--no-evolve", "--genes", "gamma", "--total-steps", "400", name="o").code == 0
+    assert "genes that mutate: none" in run_inline.folder("o").joinpath("run.log").read_text()
+
+
+PONG = (
+    *("--env-id", "PongNoFrameskip-v4", "--population", "2", "--num-envs", "2", "--generation-steps", "80"),
+    *("--learning-starts", "40", "--replay-size", "1000", "--eval-episodes", "1", "--eval-max-steps", "20"),
+    *("--convolutions", "8", "8", "4", "12", "4", "2", "--channels-range", "4", "16", "--most-convolutions", "4"),
+    *("--hidden", "16", "--units-range", "8", "32", "--batch-size", "16", "--learn-every", "16", "--init", "same"),
+    *("--checkpoint-steps", "160", "--mutate-none", "0", "--mutate-architecture", "9"),
+)
+
+
+def test_a_population_learns_from_images_and_goes_on_exactly(run_inline):
+    whole = run_inline(POPULATION.script, *PONG, "--total-steps", "480", name="whole")
+    assert whole.code == 0, whole.log
+    assert whole.summary["updates"] > 0
+    assert "obs (4, 84, 84)" in whole.log
+    assert "convolutions 4 to 16 channels, 4 layers and kernels of 10 at most" in whole.log
+    rows = lineage(whole)
+    assert rows[0]["convolutions"] == "8x8/4 12x4/2"
+    assert len({row["convolutions"] for row in rows}) > 1
+    frames = whole.state["extra"]["population"]["replay"]["frame"]
+    assert frames.shape[2:] == (84, 84), "each is stored once"
+    run_inline(POPULATION.script, *PONG, "--total-steps", "320")
+    done = run_inline(POPULATION.script, "--resume", "runs/r", "--total-steps", "480")
+    assert "at 320 steps" in done.log
+    assert lineage(done) == rows
+    assert done.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    played = run_inline("play.py", "runs/r", "--member", "1", "--episodes", "1", "--max-steps", "20")
+    assert played.code == 0, played.err
 
 
 # ---- numbers that are not finite
