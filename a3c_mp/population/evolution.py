@@ -86,16 +86,13 @@ def first_members(args: Args) -> list[Member]:
 
 def largest_genome(args: Args) -> Genome:
     """Return the genome of the largest net that evolution can reach."""
-    most, kernel, hidden = args.channels_range[1], args.largest_kernel, (args.units_range[1],) * args.layers_range[1]
-    rings = [(kernel - each.kernel) // 2 for each in args.first_convolutions]
-    convolutions = [
-        Convolution(most, first.kernel + 2 * ring, first.stride, ring)
-        for first, ring in zip(args.first_convolutions, rings, strict=True)
+    first, added = args.first_convolutions, Convolution(1, 1, 1)
+    layers = (*first, *[added] * (args.convolutions_range[1] - len(first))) if first else ()
+    rings = [(args.kernels_range[1] - each.kernel) // 2 for each in layers]
+    sizes = [
+        (args.channels_range[1], c.kernel + 2 * ring, c.stride, ring) for c, ring in zip(layers, rings, strict=True)
     ]
-    if convolutions:
-        ring = (kernel - 1) // 2
-        convolutions += [Convolution(most, 2 * ring + 1, 1, ring)] * (args.most_convolutions - len(convolutions))
-    return Genome({}, hidden, convolutions=tuple(convolutions))
+    return Genome({}, args.units_range[1:] * args.layers_range[1], "relu", tuple(Convolution(*size) for size in sizes))
 
 
 def rank(members: Sequence[Member], rng: Generator) -> list[Member]:
@@ -134,56 +131,45 @@ def mutate_genome(genome: Genome, kind: str, args: Args, rng: Generator) -> Geno
 
 
 def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> Genome:
-    """Add or remove a layer, or resize one. What is added changes no outputs (see `growth.breed`)."""
-    place = int(rng.integers(len(genome.layers))) - len(genome.convolutions)
-    draw = rng.random()
-    adds, removes = draw < args.new_layer, draw >= 1 - args.remove_layer
-    if place >= 0:
-        return replace(genome, hidden=_mutate_hidden(genome, place, adds, removes, args, rng))
-    place += len(genome.convolutions)
-    return replace(genome, convolutions=_mutate_convolutions(genome, place, adds, removes, args, rng))
+    """Add a layer behind another, remove one that is not the first of its kind, or resize one.
 
-
-def _mutate_hidden(
-    genome: Genome, layer: int, adds: bool, removes: bool, args: Args, rng: Generator
-) -> tuple[int, ...]:  # fmt: skip
-    """Copy or remove a hidden layer, or resize it. A copy is exact for ReLU only; layers of other nets get wider."""
-    hidden, bounds = list(genome.hidden), Gene(*args.units_range, integer=True)
-    units, (fewest, most) = hidden[layer], args.layers_range
-    if adds and len(hidden) < most and genome.activation == "relu":
-        hidden.insert(layer, units)
-    elif adds and len(hidden) < most:
-        hidden[layer] = min(max(round(units * log_uniform(args.grow_factor, rng)), units + 1), int(bounds.high))
-    elif removes and layer > 0 and len(hidden) > fewest:
-        hidden.pop(layer)
+    What is added changes no outputs: an identity, which is exact for ReLU only; other hidden layers get wider instead.
+    """
+    place, draw = int(rng.integers(len(genome.layers))), rng.random()
+    layers, layer = list(genome.layers), genome.layers[place]
+    if isinstance(layer, Convolution):
+        number, (fewest, most), can_go = len(genome.convolutions), args.convolutions_range, layer.keeps_size
+        copy: Any = layer._replace(kernel=3, stride=1, padding=1)
     else:
-        hidden[layer] = int(bounds.move(units, args, rng))
-    return tuple(hidden)
+        number, (fewest, most), can_go, copy = len(genome.hidden), args.layers_range, True, layer
+    if draw < args.new_layer and number < most:
+        if isinstance(layer, Convolution) or genome.activation == "relu":
+            layers.insert(place + 1, copy)
+        else:
+            wider = max(round(layer * log_uniform(args.grow_factor, rng)), layer + 1)
+            layers[place] = min(wider, args.units_range[1])
+    elif draw >= 1 - args.remove_layer and number > fewest and can_go and place not in (0, len(genome.convolutions)):
+        layers.pop(place)
+    else:
+        layers[place] = _resized(layer, args, rng)
+    convolutions = tuple(each for each in layers if isinstance(each, Convolution))
+    hidden = tuple(each for each in layers if not isinstance(each, Convolution))
+    return replace(genome, convolutions=convolutions, hidden=hidden)
 
 
-def _mutate_convolutions(
-    genome: Genome, layer: int, adds: bool, removes: bool, args: Args, rng: Generator
-) -> tuple[Convolution, ...]:  # fmt: skip
-    """Add a 3 x 3 convolution, remove one that keeps the size of its input, or change kernel or channels of one.
+def _resized(layer: Convolution | int, args: Args, rng: Generator) -> Convolution | int:
+    """Return a layer with more or fewer units or channels, or with a larger or smaller kernel.
 
     A kernel grows or shrinks by a ring, with as much padding: its stride then takes it to the same pixels as before.
     """
-    convolutions = list(genome.convolutions)
-    old = convolutions[layer]
-    if adds and len(convolutions) < args.most_convolutions:
-        convolutions.insert(layer + 1, Convolution(old.channels, 3, 1, padding=1))
-    elif removes and layer > 0 and old.keeps_size:
-        convolutions.pop(layer)
-    else:
-        steps = [step for step in (-1, 1) if old.padding + step >= 0 and old.kernel + 2 * step <= args.largest_kernel]
-        if steps and rng.random() < 0.5:
-            step = steps[rng.integers(len(steps))]
-            new = old._replace(kernel=old.kernel + 2 * step, padding=old.padding + step)
-        else:
-            bounds = Gene(*args.channels_range, integer=True)
-            new = old._replace(channels=int(bounds.move(old.channels, args, rng)))
-        convolutions[layer] = new
-    return tuple(convolutions)
+    if not isinstance(layer, Convolution):
+        return int(Gene(*args.units_range, integer=True).move(layer, args, rng))
+    low, high = args.kernels_range
+    rings = [r for r in (-1, 1) if layer.padding + r >= 0 and low <= layer.kernel + 2 * r <= high]
+    if rings and rng.random() < 0.5:
+        ring = rings[rng.integers(len(rings))]
+        return layer._replace(kernel=layer.kernel + 2 * ring, padding=layer.padding + ring)
+    return layer._replace(channels=int(Gene(*args.channels_range, integer=True).move(layer.channels, args, rng)))
 
 
 def describe_genes(args: Args) -> str:
@@ -191,10 +177,9 @@ def describe_genes(args: Args) -> str:
     kinds = {kind for kind, weight in args.mutations.items() if weight and args.evolve}
     genes = {name: str(gene) for name, gene in args.evolving.items() if "hyperparameters" in kinds}
     if "architecture" in kinds:
-        fewest, most = args.layers_range
-        genes["hidden"] = "{} to {} units, {} to {} layers".format(*args.units_range, fewest, most)
+        genes["hidden"] = "{} to {} layers of {} to {} units".format(*args.layers_range, *args.units_range)
     if "architecture" in kinds and args.convolutions:
-        genes["convolutions"] = "{} to {} channels".format(*args.channels_range)
-        genes["convolutions"] += f", {args.most_convolutions} layers and kernels of {args.largest_kernel} at most"
+        ranges = (*args.convolutions_range, *args.channels_range, *args.kernels_range)
+        genes["convolutions"] = "{} to {} of {} to {} channels, kernels {} to {}".format(*ranges)
     genes |= {"activation": ", ".join(ACTIVATIONS)} if "activation" in kinds else {}
     return f"genes that mutate: {' · '.join(f'{name} {text}' for name, text in genes.items()) or 'none'}"

@@ -97,9 +97,8 @@ def read_genes(words: tuple[str, ...], table: Mapping[str, Gene]) -> dict[str, G
             gene = table[name]._replace(low=low, high=high, step=step)
         except ValueError:
             raise ConfigError("genes", word, "must be NAME, NAME=LOW:HIGH or NAME=LOW:HIGH:STEP") from None
-        if not 1e-12 <= low <= high < (1 if gene.horizon else math.inf):
-            why = f"both ends must be 1e-12 or more and {'below 1' if gene.horizon else 'finite'}, the lower one first"
-            raise ConfigError("genes", word, why)
+        if gene.horizon and high >= 1:
+            raise ConfigError("genes", word, "both ends must be below 1")
         if gene.integer and not (float(low).is_integer() and float(high).is_integer()):
             raise ConfigError("genes", word, "both ends must be whole numbers")
         if gene.step is not None and not 1.01 <= gene.step < math.inf:

@@ -134,10 +134,10 @@ class Args(ReplayArgs):
     """images: first architecture: channels, kernel size and stride of each convolution, in turn"""
     channels_range: tuple[int, int] = (8, 64)
     """channels of a convolution that evolution can reach"""
-    largest_kernel: Count = 10
-    """kernel size of a convolution that evolution can reach"""
-    most_convolutions: Count = 5
-    """number of convolutions that evolution can reach"""
+    kernels_range: tuple[int, int] = (1, 10)
+    """kernel sizes that a convolution can grow or shrink to; a new one has 3"""
+    convolutions_range: tuple[int, int] = (1, 5)
+    """convolutions that evolution can reach"""
     activation: Activation = "relu"
     """first activation function"""
     replay_size: Count = 100_000
@@ -196,33 +196,23 @@ def check_settings(args: Args, image: bool) -> None:
         why = "each one has three numbers of 1 or more" if image else "observations are vectors"
         fix = "for instance --convolutions 16 8 4 32 4 2" if image else "leave it out"
         raise ConfigError("convolutions", " ".join(map(str, args.convolutions)), why, fix)
-    for name, gene in args.evolving.items():
-        _check_range("genes", f"{name}={gene.low:g}:{gene.high:g}", gene[:2], [getattr(args, name)])
-        for end in gene[:2]:
-            value: Any = int(end) if gene.integer else end
-            check_ranges(replace(args, **{name: value}))
-    channels = [each.channels for each in args.first_convolutions]
-    starts = {"units_range": [*args.hidden], "layers_range": [len(args.hidden)], "channels_range": channels}
-    for name in (*starts, "grow_factor", "shrink_factor"):
-        bounds, least = getattr(args, name), 1e-12 if name in starts else 1.01
-        given = "{:g} to {:g}".format(*bounds)
-        if not least <= bounds[0] <= bounds[1] < math.inf:
+    channels, kernels, _, _ = zip(*args.first_convolutions, strict=True) if image else [()] * 4
+    ranges: dict[str, Sequence[float]] = {"units_range": args.hidden, "layers_range": [len(args.hidden)]}
+    ranges |= {"channels_range": channels, "kernels_range": kernels, "convolutions_range": [len(kernels)] * image}
+    rows = [(flag_name(name), getattr(args, name), values, 1.0) for name, values in ranges.items()]
+    rows += [(flag_name(name), getattr(args, name), (), 1.01) for name in ("grow_factor", "shrink_factor")]
+    rows += [(f"genes={name}", gene[:2], [getattr(args, name)], 1e-12) for name, gene in args.evolving.items()]
+    for flag, (low, high), values, least in rows:
+        if not least <= low <= high < math.inf:
             why = f"both ends must be finite and {least:g} or more, the lower one first"
-            raise ConfigError(flag_name(name), given, why)
-        _check_range(flag_name(name), given, bounds, starts.get(name, []))
-    if (kernels := [each.kernel for each in args.first_convolutions]) and max(kernels) > args.largest_kernel:
-        raise ConfigError("largest-kernel", args.largest_kernel, f"the first member has {max(kernels)}", "raise it")
-    if len(kernels) > args.most_convolutions:
-        raise ConfigError(
-            "most-convolutions", args.most_convolutions, f"the first member has {len(kernels)}", "raise it"
-        )
-
-
-def _check_range(flag: str, given: str, bounds: tuple[float, float], values: Sequence[float]) -> None:
-    """Raise ConfigError if a value of the first member lies outside its range."""
-    if outside := [value for value in values if not bounds[0] <= value <= bounds[1]]:
-        why, fix = f"the first member has {outside[0]:g}", "widen the range, or start inside it"
-        raise ConfigError(flag, given, why, fix)
+            raise ConfigError(flag, f"{low:g} to {high:g}", why)
+        if outside := [value for value in values if not low <= value <= high]:
+            why, fix = f"the first member has {outside[0]:g}", "widen the range, or start inside it"
+            raise ConfigError(flag, f"{low:g} to {high:g}", why, fix)
+    for name, gene in args.evolving.items():
+        ends: Any = [{name: int(end) if gene.integer else end} for end in gene[:2]]
+        for end in ends:  # the setting's own limits
+            check_ranges(replace(args, **end))
 
 
 PRESETS: dict[str, dict[str, Any]] = {

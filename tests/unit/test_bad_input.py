@@ -187,15 +187,15 @@ task | --async-mode --standalone --deterministic | async-mode=True: threads have
 task | LISTENING --deterministic | listen=tcp://127.0.0.1:0: who joins, and when, has no fixed order; leave --determini
 task | LISTENING --num-envs 4096 --unroll-length 2048 | num-envs=4096: field obs of a rollout would have 134,283,264 by
 population | --population 3 --tournament-size 4 | tournament-size=4: there are 3 members; lower it, or raise --populati
-population | --genes learning-rate=1e-1:1e-5 | genes=learning-rate=1e-1:1e-5: both ends must be 1e-12 or more and fini
-population | --genes gamma=0.9:1 | genes=gamma=0.9:1: both ends must be 1e-12 or more and below 1, the lower one first
+population | --genes learning-rate=1e-1:1e-5 | genes=learning_rate=0.1 to 1e-05: both ends must be finite and 1e-12 or
+population | --genes gamma=0.9:1 | genes=gamma=0.9:1: both ends must be below 1
 population | --genes n-step=1.5:4 | genes=n-step=1.5:4: both ends must be whole numbers
 population | --genes n-step=1 | genes=n-step=1: must be NAME, NAME=LOW:HIGH or NAME=LOW:HIGH:STEP
 population | --genes epsilon=0.1:4 | epsilon=4.0: must be between 0 and 1
 population | --genes n-step=1:4:1 | genes=n-step=1:4:1: its step is a factor, finite and 1.01 or more
 population | --genes gama | genes=gama: there is no such gene; choose of learning_rate, batch_size, learn_every, gamma,
 population | --genes gamma gamma | genes=gamma: it is there twice
-population | --batch-size 512 | genes=batch_size=8:256: the first member has 512; widen the range, or start inside i
+population | --batch-size 512 | genes=batch_size=8 to 256: the first member has 512; widen the range, or start inside
 population | --hidden 8 | units-range=16 to 256: the first member has 8;
 population | --grow-factor 1 2 | grow-factor=1 to 2: both ends must be finite and 1.01 or more
 population | --no-deterministic | deterministic=False: a population is always
@@ -203,8 +203,8 @@ population | --replay-size 1000 --learning-starts 501 | learning-starts=501: the
 population | --convolutions 8 3 1 | convolutions=8 3 1: observations are vectors; leave it out
 population | PONG --convolutions 16 8 | convolutions=16 8: each one has three numbers of 1 or more; for instance --conv
 population | PONG --convolutions 16 10 9 16 10 9 | convolutions=16 10 9 16 10 9: nothing is left of the image behind the
-population | PONG --convolutions 16 12 4 | largest-kernel=10: the first member has 12; raise it
-population | PONG --most-convolutions 2 | most-convolutions=2: the first member has 3; raise it
+population | PONG --convolutions 16 12 4 | kernels-range=1 to 10: the first member has 12; widen the range, or st
+population | PONG --convolutions-range 1 2 | convolutions-range=1 to 2: the first member has 3; widen the range, or
 population | PONG --replay-size 1e9 | replay-size=1000000000: the replay needs 65
 population | PONG --channels-range 8 16 | channels-range=8 to 16: the first member has 32; widen the range,
 a3c_data | --env-id CartPole-v1?size=5 | ; choose another, or other --env-kwargs

@@ -229,7 +229,7 @@ def test_the_log_and_the_lineage_say_which_genes_mutate_and_a_resumed_run_can_ha
 PONG = (
     *("--env-id", "PongNoFrameskip-v4", "--population", "2", "--num-envs", "2", "--generation-steps", "80"),
     *("--learning-starts", "40", "--replay-size", "1000", "--eval-episodes", "1", "--eval-max-steps", "20"),
-    *("--convolutions", "8", "8", "4", "12", "4", "2", "--channels-range", "4", "16", "--most-convolutions", "4"),
+    *("--convolutions", "8", "8", "4", "12", "4", "2", "--channels-range", "4", "16", "--convolutions-range", "1", "4"),
     *("--hidden", "16", "--units-range", "8", "32", "--batch-size", "16", "--learn-every", "16", "--init", "same"),
     *("--checkpoint-steps", "160", "--mutate-none", "0", "--mutate-architecture", "9"),
 )
@@ -240,7 +240,7 @@ def test_a_population_learns_from_images_and_goes_on_exactly(run_inline):
     assert whole.code == 0, whole.log
     assert whole.summary["updates"] > 0
     assert "obs (4, 84, 84)" in whole.log
-    assert "convolutions 4 to 16 channels, 4 layers and kernels of 10 at most" in whole.log
+    assert "convolutions 1 to 4 of 4 to 16 channels, kernels 1 to 10" in whole.log
     rows = lineage(whole)
     assert rows[0]["convolutions"] == "8x8/4 12x4/2"
     assert len({row["convolutions"] for row in rows}) > 1
