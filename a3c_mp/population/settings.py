@@ -21,6 +21,7 @@ IMAGES: dict[str, Any] = {
     "convolutions": (32, 8, 4, 64, 4, 2, 64, 3, 1),  # Mnih et al. 2015
     "hidden": (256,),
     "genes": ("learning_rate=5e-5:2e-3", "batch_size=16:128", "learn_every=8:64"),
+    "init": "same",  # until the first points are won all are equally fit, and chance would choose among draws
     "population": 4,
     "generation_steps": 10_000,
     "eval_episodes": 4,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from envs import EPISODE_LENGTH
-from harness import POPULATION
+from harness import POPULATION, with_changes
 from inline import InlineWorkers
 
 import train_population
@@ -224,6 +224,21 @@ def test_the_log_and_the_lineage_say_which_genes_mutate_and_a_resumed_run_can_ha
     assert {row["epsilon"] for row in rows} > {"", "0.4"}
     assert run_inline.train(POPULATION, "--no-evolve", "--genes", "gamma", "--total-steps", "400", name="o").code == 0
     assert "genes that mutate: none" in run_inline.folder("o").joinpath("run.log").read_text()
+
+
+def test_the_example_of_a_gene_has_a_flag_mutates_acts_and_has_a_column(run_inline, monkeypatch, tmp_path):
+    """That of docs/population.md, whose changes are made to the chapter."""
+    (tmp_path / "train_huber.py").write_text(with_changes(POPULATION.script, "population.md"))
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = [*POPULATION.flags, "--mutate-hyperparameters", "9", "--total-steps", "1200", "--huber-width", "2"]
+    done = run_inline("train_huber.py", *flags)
+    assert done.code == 0, done.log
+    assert "learn_every 1 to 120 · huber_width 0.1 to 10 · hidden" in done.log
+    rows = lineage(done)
+    assert rows[0]["huber_width"] == "2.0"
+    assert len({row["huber_width"] for row in rows}) > 2
+    other = run_inline("train_huber.py", *flags[:-1], "3", name="other")
+    assert lineage(other)[0]["sha256"] != rows[0]["sha256"]
 
 
 PONG = (
