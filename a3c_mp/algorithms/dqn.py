@@ -6,7 +6,8 @@ A module of plain functions with the same names as in `ddpg`; `--algo` picks one
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -27,15 +28,11 @@ from a3c_mp.run import evaluate
 ACTIONS = Discrete
 
 
-def make_net(
-    obs_space: gymnasium.Space, action_space: gymnasium.Space, hidden: Sequence[int] | None = None,
-    activation: str = "relu", convolutions: str | Sequence[tuple[int, ...]] = "nature",
-) -> DuelingQ:  # fmt: skip
-    """Make the Q network; its layers are described in `DuelingQ`."""
+def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, *layers: Any) -> DuelingQ:
+    """Make the Q network; `layers` are hidden, activation and convolutions of `DuelingQ`."""
     assert isinstance(action_space, Discrete), action_space
     assert obs_space.shape is not None
-    num_actions, image = int(action_space.n), is_image(obs_space)
-    return DuelingQ(obs_space.shape, num_actions, image, hidden, activation, convolutions)
+    return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space), *layers)
 
 
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:

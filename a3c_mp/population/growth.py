@@ -26,10 +26,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 Spaces = tuple[Any, Any]  # of observations and actions of one environment
 Record = Mapping[str, Tensor]  # a member in shared memory
 Layer = dict[str, dict[str, Tensor]]
-"""weight [units, inputs, ...] and bias [units] of a layer, each in the online and the target net and in Adam
+"""weight [units, inputs, H, W] and bias [units, 1, 1, 1] of a layer, each in the online and the target net and in Adam
 
-Inputs are units of the layer before. What follows are the height and width of a convolution's kernel; in a linear layer
-the pixels of each unit, or 1.
+Inputs are units of the layer before; H and W those of a kernel, in a linear layer the pixels of each unit and 1.
 """
 
 
@@ -144,20 +143,19 @@ def added_place(fewer: Sequence[Any], more: Sequence[Any]) -> int:
 def layers_of(state: MemberState) -> list[list[Layer]]:
     """Return all layers, as `DuelingQ.layers`: those of item i get the units of their counterpart in item i - 1."""
 
-    def tensors(online: Tensor, target: Tensor, inputs: int = 0) -> dict[str, Tensor]:
+    def tensors(online: Tensor, target: Tensor, inputs: int) -> dict[str, Tensor]:
         moments = state.optimizer.state[online]
-        found = {"online": online, "target": target, **{name: moments[name] for name in MOMENTS}}
-        if inputs:
-            found = {name: tensor.unflatten(1, (inputs, -1)) for name, tensor in found.items()}
+        found = {"online": online, "target": target} | {name: moments[name] for name in MOMENTS}
+        found = {name: part if part.dim() == 4 else part.view(len(part), inputs, -1, 1) for name, part in found.items()}
         return found | {"step": moments["step"]}
 
     items: list[list[Layer]] = []
     for item in zip(state.net.layers(), state.target_net.layers(), strict=True):
         inputs = len(items[-1][0]["bias"]["online"]) if items else item[0][0].weight.shape[1]
-        items.append([])
-        for online, target in zip(*item, strict=True):
-            weight = tensors(online.weight, target.weight, inputs if isinstance(online, nn.Linear) else 0)
-            items[-1].append({"weight": weight, "bias": tensors(online.bias, target.bias)})
+        twins = list(zip(*item, strict=True))
+        weights = [tensors(online.weight, target.weight, inputs) for online, target in twins]
+        biases = [tensors(online.bias, target.bias, 1) for online, target in twins]
+        items.append([{"weight": weight, "bias": bias} for weight, bias in zip(weights, biases, strict=True)])
     return items
 
 
@@ -168,8 +166,9 @@ def without(layers: list[list[Layer]], place: int) -> list[list[Layer]]:
         weight, bias = dict(layer["weight"]), dict(layer["bias"])
         gone = removed[j % len(removed)]
         for net in ("online", "target"):
-            bias[net] = bias[net] + torch.einsum("oi...,i->o", weight[net], gone["bias"][net])
-            weight[net] = torch.einsum("oi...,ij->oj...", weight[net], gone["weight"][net].flatten(2).sum(dim=2))
+            inner = gone["weight"][net].sum(dim=(2, 3))
+            bias[net] = bias[net] + (weight[net] * gone["bias"][net][:, 0]).sum(dim=(1, 2, 3), keepdim=True)
+            weight[net] = torch.einsum("oihw,ij->ojhw", weight[net], inner)
         weight["exp_avg"] = torch.zeros_like(weight["online"])
         weight["exp_avg_sq"] = torch.full_like(weight["online"], float(weight["exp_avg_sq"].mean()))
         following.append({"weight": weight, "bias": bias})
@@ -194,20 +193,15 @@ def inherit(layer: Layer, old: Layer, units: Tensor, inputs: Tensor, rng: Genera
     num_units, *shape = layer["weight"]["online"].shape
     num_inputs = math.prod(shape)
     fresh = torch.from_numpy(rng.uniform(-1, 1, (num_units - len(units), num_inputs + 1)) / num_inputs**0.5)
-    for name, values, columns in ("weight", fresh[:, 1:], inputs), ("bias", fresh[:, 0], None):
+    for name, values, columns in ("weight", fresh[:, 1:], inputs), ("bias", fresh[:, :1], torch.tensor([0])):
         for kind in ("online", "target", *MOMENTS):
             source, target = old[name][kind], layer[name][kind]
             rest = float(source.mean()) if kind == "exp_avg_sq" else 0.0
             target.fill_(rest)
             if kind not in MOMENTS:
                 target[len(units) :] = values.view(-1, *target.shape[1:])
-            kept = source[units]
-            if columns is not None:
-                ring = (target.shape[-1] - source.shape[-1]) // 2
-                kept = F.pad(kept[:, columns], [ring] * 2 * (source.dim() - 2), value=rest)
-                target[: len(units), : len(columns)] = kept
-            else:
-                target[: len(units)] = kept
+            ring = (target.shape[-1] - source.shape[-1]) // 2
+            target[: len(units), : len(columns)] = F.pad(source[units][:, columns], [ring] * 4, value=rest)
         layer[name]["step"].copy_(old[name]["step"])
 
 

@@ -77,7 +77,7 @@ class PopulationMemory(NamedTuple):
             slots = shared_counters(shards.num_lanes), Slots(record, num), Slots(results, num)
             return cls(shards, *slots, shared_counters(2 * num).view(2, num), shared_counters(1).fill_(-1), spaces)
         except MemoryError as error:
-            fix = "lower --replay-size, --population or --units-range"
+            fix = "lower --replay-size, --population, --units-range or --channels-range"
             raise ConfigError("replay-size", args.replay_size, f"for replay and nets {error}", fix) from error
 
     def exchange(self, group: LearnerGroup) -> None:
