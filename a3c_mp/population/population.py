@@ -19,7 +19,6 @@ from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
 from a3c_mp.processes.slots import Slots, Spec, shared_counters
 from a3c_mp.replay import Shards
-from a3c_mp.run.preflight import check_replay_memory
 from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
 METRICS = ("losses/value", "values/q")
@@ -70,14 +69,12 @@ class PopulationMemory(NamedTuple):
         # A lane has its share of the replay, and room for a generation of at most two rows a step.
         stack = stacked_frames(args.env_id)
         rows = -(-args.replay_size // (num * args.num_envs)) + 2 * args.rounds + 1 + stack
-        sizes = num, args.num_envs, rows, *spaces, stack
-        check_replay_memory(args.replay_size, Shards.bytes_needed(*sizes))
         try:
-            shards = Shards(*sizes)
+            shards = Shards(num, args.num_envs, rows, *spaces, stack)
             slots = shared_counters(shards.num_lanes), Slots(record, num), Slots(results, num)
             return cls(shards, *slots, shared_counters(2 * num).view(2, num), shared_counters(1).fill_(-1), spaces)
         except MemoryError as error:
-            fix = "lower --replay-size, --population, --units-range or --channels-range"
+            fix = "lower --replay-size, --population, --generation-steps, --units-range or --channels-range"
             raise ConfigError("replay-size", args.replay_size, f"for replay and nets {error}", fix) from error
 
     def exchange(self, group: LearnerGroup) -> None:

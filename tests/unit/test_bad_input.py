@@ -138,7 +138,7 @@ a3c_data | HUGE | GiB is free; lower --num-actors, --num-envs
 impala | HUGE --replay-proportion 0 | GiB is free; lower --num-actors, --num-envs
 apex_dqn | --replay-size 1e12 | GiB is free; lower --replay-size
 ray_dqn | --replay-size 1e12 | GiB is free; lower --replay-size
-population | --replay-size 1e12 | GiB is free; lower --replay-size
+population | --replay-size 1e12 | MiB of memory is free; lower --
 apex_dqn | --batch-size 300_000 | batch-size=300000: the replay has room
 impala | --batch-unrolls 1e4 | batch-unrolls=10000: 625 new
 a3c_data | --deterministic --slots-per-actor 3 | slots-per-actor=3:
@@ -205,7 +205,8 @@ population | PONG --convolutions 16 8 | convolutions=16 8: each one has three nu
 population | PONG --convolutions 16 10 9 16 10 9 | convolutions=16 10 9 16 10 9: nothing is left of the image behind the
 population | PONG --convolutions 16 12 4 | kernels-range=1 to 10: the first member has 12; widen the range, or st
 population | PONG --convolutions-range 1 2 | convolutions-range=1 to 2: the first member has 3; widen the range, or
-population | PONG --replay-size 1e9 | replay-size=1000000000: the replay needs 65
+population | PONG --replay-size 1e9 | replay-size=1000000000: for replay and nets 6,7
+population | PONG --channels-range 8 100000 | replay-size=100000: for replay and nets
 population | PONG --channels-range 8 16 | channels-range=8 to 16: the first member has 32; widen the range,
 a3c_data | --env-id CartPole-v1?size=5 | ; choose another, or other --env-kwargs
 a3c_data | --env-id Pong-v4 | use PongNoFrameskip-v4 or ALE/Pong-v5; choose another
