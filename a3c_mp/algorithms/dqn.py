@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -28,11 +27,10 @@ from a3c_mp.run import evaluate
 ACTIONS = Discrete
 
 
-def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, *layers: Any) -> DuelingQ:
-    """Make the Q network; `layers` are hidden, activation and convolutions of `DuelingQ`."""
+def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DuelingQ:
     assert isinstance(action_space, Discrete), action_space
     assert obs_space.shape is not None
-    return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space), *layers)
+    return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space))
 
 
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:

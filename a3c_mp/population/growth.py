@@ -16,14 +16,13 @@ import torch.nn.functional as F
 from numpy.random import Generator, default_rng
 from torch import Tensor, nn
 
-from a3c_mp.algorithms import dqn
+from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.population.evolution import Genome, Member
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import from_bytes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-Spaces = tuple[Any, Any]  # of observations and actions of one environment
 Record = Mapping[str, Tensor]  # a member in shared memory
 Layer = dict[str, dict[str, Tensor]]
 """weight [units, inputs, H, W] and bias [units, 1, 1, 1] of a layer, each in the online and the target net and in Adam
@@ -32,10 +31,25 @@ Inputs are units of the layer before; H and W those of a kernel, in a linear lay
 """
 
 
+class Spaces(NamedTuple):
+    """What a net needs to know of the spaces of one environment.
+
+    The space of images itself fills a pipe: a process killed before it has read all of it would block its parent.
+    """
+
+    obs_shape: tuple[int, ...]
+    num_actions: int
+    image: bool
+
+    @classmethod
+    def of(cls, obs_space: Any, action_space: Any) -> Spaces:
+        return cls(obs_space.shape, int(action_space.n), is_image(obs_space))
+
+
 def make_net(spaces: Spaces, genome: Genome) -> DuelingQ:
     """Make a Q network with the architecture of a genome and random weights; torch's random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
-        return dqn.make_net(*spaces, genome.hidden, genome.activation, genome.convolutions or "nature")
+        return DuelingQ(*spaces, genome.hidden, genome.activation, genome.convolutions or "nature")
 
 
 class MemberState(NamedTuple):

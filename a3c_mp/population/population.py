@@ -30,7 +30,7 @@ RECENT = 5
 
 
 class PopulationMemory(NamedTuple):
-    """What members share: memory, and the spaces of their environments."""
+    """What members share: memory, and what nets need to know of the spaces of their environments."""
 
     shards: Shards  # of the replay, one for each place
     rows: Tensor  # int64 [lanes]: rows of each that are filled as the current generation begins
@@ -41,11 +41,11 @@ class PopulationMemory(NamedTuple):
     spaces: Spaces
 
     @classmethod
-    def allocate(cls, args: Args, spaces: Spaces) -> PopulationMemory:
+    def allocate(cls, args: Args, spaces: tuple[Any, Any]) -> PopulationMemory:
         """Allocate the memory of a population. Raises ConfigError if too little is free."""
         try:
             with torch.device("meta"):
-                net = make_net(spaces, largest_genome(args))
+                net = make_net(Spaces.of(*spaces), largest_genome(args))
         except RuntimeError as error:
             given, fix = " ".join(map(str, args.convolutions)), "use fewer, or smaller kernels and strides"
             raise ConfigError("convolutions", given, "nothing is left of the image behind them", fix) from error
@@ -72,7 +72,8 @@ class PopulationMemory(NamedTuple):
         try:
             shards = Shards(num, args.num_envs, rows, *spaces, stack)
             slots = shared_counters(shards.num_lanes), Slots(record, num), Slots(results, num)
-            return cls(shards, *slots, shared_counters(2 * num).view(2, num), shared_counters(1).fill_(-1), spaces)
+            counters = shared_counters(2 * num).view(2, num), shared_counters(1).fill_(-1)
+            return cls(shards, *slots, *counters, Spaces.of(*spaces))
         except MemoryError as error:
             fix = "lower --replay-size, --population, --generation-steps, --units-range or --channels-range"
             raise ConfigError("replay-size", args.replay_size, f"for replay and nets {error}", fix) from error
@@ -93,10 +94,10 @@ class PopulationMemory(NamedTuple):
 class EliteNet(nn.Module):
     """The net of the fittest member; `load_state_dict` restores its architecture too, whatever `genome` was."""
 
-    def __init__(self, spaces: Spaces, genome: Genome | None = None):
+    def __init__(self, spaces: tuple[Any, Any], genome: Genome | None = None):
         super().__init__()
-        self.spaces, self.genome = spaces, genome or Genome({})
-        self.net = make_net(spaces, self.genome)
+        self.spaces, self.genome = Spaces.of(*spaces), genome or Genome({})
+        self.net = make_net(self.spaces, self.genome)
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
         return self.net(obs)
@@ -118,15 +119,15 @@ def saved_net(genome: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class Population:
     """The members of a generation, the memory that they share, and the fittest net. Raises as `allocate` does."""
 
-    def __init__(self, args: Args, spaces: Spaces):
-        self.args, self.spaces = args, spaces
+    def __init__(self, args: Args, spaces: tuple[Any, Any]):
+        self.args, self.spaces = args, Spaces.of(*spaces)
         self.generation = 0  # the current one, or the next
         self.members = first_members(args)
         self.memory = PopulationMemory.allocate(args, spaces)
         self.elite = EliteNet(spaces, self.members[0].genome)
         for place, member in enumerate(self.members):
             torch.manual_seed(derive_seeds(args.seed, place, WEIGHTS)[1])
-            MemberState.make(spaces, member.genome, args).write(self.memory.births[place])
+            MemberState.make(self.spaces, member.genome, args).write(self.memory.births[place])
 
     @property
     def results(self) -> list[Record]:

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a3c_mp.population.evolution import Genome, Member, mutate_genome
-from a3c_mp.population.growth import MemberState, breed
+from a3c_mp.population.growth import MemberState, Spaces, breed
 from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Args, Convolution
 
 INPUTS, ACTIONS = 5, 3
-SPACES = Box(-1, 1, (INPUTS,)), Discrete(ACTIONS)
-IMAGES = Box(0, 255, (2, 44, 44), np.uint8), Discrete(ACTIONS)
+SPACES = Spaces.of(Box(-1, 1, (INPUTS,)), Discrete(ACTIONS))
+IMAGES = Spaces.of(Box(0, 255, (2, 44, 44), np.uint8), Discrete(ACTIONS))
 CONVOLUTIONS = (Convolution(5, 8, 4), Convolution(6, 4, 2), Convolution(7, 3, 1))
 ARGS = Args(units_range=(1, 512), channels_range=(1, 64), genes=("learning_rate",))
 widths = st.integers(1, 300)
@@ -26,7 +26,7 @@ hidden_sizes = st.lists(widths, min_size=1, max_size=3).map(tuple)
 def observations(num=64, seed=0, image=False):
     rng = torch.Generator().manual_seed(seed)
     if image:
-        return torch.randint(0, 256, (num // 4, *IMAGES[0].shape), dtype=torch.uint8, generator=rng)
+        return torch.randint(0, 256, (num // 4, *IMAGES.obs_shape), dtype=torch.uint8, generator=rng)
     return 3 * torch.randn(num, INPUTS, generator=rng)
 
 

@@ -1,6 +1,7 @@
 """A population: what a member does in a generation, and what is kept of it; whole runs are in test_population_runs."""
 
 import dataclasses
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,13 +12,14 @@ import train_population
 from a3c_mp.population import member as member_module
 from a3c_mp.population.evolution import Genome, first_members
 from a3c_mp.population.genes import GENES
-from a3c_mp.population.growth import MemberState
+from a3c_mp.population.growth import MemberState, Spaces
 from a3c_mp.population.population import EliteNet, Population, PopulationMemory, saved_net
-from a3c_mp.population.settings import Args
+from a3c_mp.population.settings import IMAGES, Args
 from a3c_mp.processes.pool import Token
 from a3c_mp.run.preflight import probe_env
 
 SPACES = probe_env("CartPole-v1")
+NET = Spaces.of(*SPACES)
 FAST = Args(
     population=2, num_envs=4, generation_steps=200, learning_starts=100, eval_episodes=4, learn_every=120,
     units_range=(16, 64), init="same",
@@ -171,7 +173,7 @@ def test_returns_are_of_the_members_own_number_of_steps_and_discount_factor(monk
 
 def test_the_loss_is_that_of_double_q_learning(updates):
     args = generations_later(2).args
-    net, target_net, *_ = MemberState.make(SPACES, START, args)
+    net, target_net, *_ = MemberState.make(NET, START, args)
     torch.nn.init.normal_(next(iter(target_net.parameters())), std=0.3)  # the two nets differ
     batch = updates[-1].batch
     assert set(batch.discount.tolist()) == {0.0, np.float32(0.99).item()}
@@ -215,6 +217,14 @@ def test_fitness_games_start_alike_for_all_members_and_differ_between_generation
 # ---- what is kept
 
 
+def test_what_a_process_needs_to_start_is_small_enough_for_a_pipe():
+    """Its parent writes all of it before it looks whether the process lives; a pipe takes 64 KiB without a reader."""
+    spaces = probe_env("PongNoFrameskip-v4")
+    assert len(pickle.dumps(spaces)) > 65_536
+    args = Args(**IMAGES | {"population": 2, "replay_size": 100}, env_id="PongNoFrameskip-v4", num_envs=1)
+    assert len(pickle.dumps(PopulationMemory.allocate(args, spaces).spaces)) < 1000
+
+
 def equal(one, other):
     return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
 
@@ -222,7 +232,7 @@ def equal(one, other):
 @pytest.mark.parametrize(("hidden", "activation"), [((16,), "gelu"), ((40, 24), "relu"), ((64, 64, 64), "tanh")])
 def test_a_record_holds_every_bit_of_a_member(hidden, activation):
     torch.manual_seed(0)
-    state = MemberState.make(SPACES, Genome({"learning_rate": 0.1 + 0.2}, hidden, activation), FAST)
+    state = MemberState.make(NET, Genome({"learning_rate": 0.1 + 0.2}, hidden, activation), FAST)
     for _ in range(3):
         for parameter in state.net.parameters():
             parameter.grad = torch.randn_like(parameter)
@@ -231,7 +241,7 @@ def test_a_record_holds_every_bit_of_a_member(hidden, activation):
     record = PopulationMemory.allocate(FAST, SPACES).births[0]
     state.write(record)
     written = [field.clone() for field in record.values()]
-    restored = MemberState.read(record, SPACES, FAST)
+    restored = MemberState.read(record, NET, FAST)
     assert (restored.genome, restored.updates) == (state.genome, 3)
     assert restored.optimizer.param_groups[0]["lr"] == 0.1 + 0.2
     assert not any(parameter.requires_grad for parameter in restored.target_net.parameters())
@@ -244,7 +254,7 @@ def test_a_record_holds_every_bit_of_a_member(hidden, activation):
 
 def test_the_net_of_the_fittest_is_restored_with_its_architecture():
     large, loaded = Genome({"gamma": 0.9}, (24, 40, 32), "tanh"), EliteNet(SPACES, START)
-    net = MemberState.make(SPACES, large, FAST).net
+    net = MemberState.make(NET, large, FAST).net
     loaded.load_state_dict(saved_net(large.to_json(), net.state_dict()))
     assert loaded.genome == large
     obs = torch.randn(5, 4)
