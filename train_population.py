@@ -18,6 +18,7 @@ from __future__ import annotations
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned member ends with its parent even while it imports torch)
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from numpy.random import Generator
@@ -33,6 +34,7 @@ from a3c_mp.population.member import MemberGeneration
 from a3c_mp.population.settings import PRESETS, Args
 from a3c_mp.replay import Batch
 from a3c_mp.run.script import exit_with
+from train_a3c_data import backward
 
 
 def member(args: Args, generation: MemberGeneration) -> None:
@@ -43,10 +45,10 @@ def member(args: Args, generation: MemberGeneration) -> None:
             learn(args, generation, batch)
 
 
-def loss(args: Args, net: nn.Module, target_net: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return (loss, metrics) of one-step double Q-learning (van Hasselt et al. 2016), for a batch [N]."""
+def loss(args: Any, net: Any, target_net: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return (loss, metrics) of double Q-learning (van Hasselt et al. 2016), for a batch [N] of n-step transitions."""
     q = q_values(net, batch)
-    target = batch.reward + args.gamma * batch.discount * bootstrap_values(net, target_net, batch)
+    target = batch.reward + batch.discount * bootstrap_values(net, target_net, batch)
     value_loss = huber(target - q, torch.ones_like(q))
     return value_loss, {"losses/value": value_loss, "values/q": q}
 
@@ -54,9 +56,8 @@ def loss(args: Args, net: nn.Module, target_net: nn.Module, batch: Batch) -> tup
 def learn(args: Args, generation: MemberGeneration, batch: Batch) -> None:
     """Take one gradient step of a member."""
     net, target_net, optimizer, _ = generation.state
-    total, metrics = loss(args, net, target_net, batch)
     optimizer.zero_grad(set_to_none=True)
-    total.backward()
+    _, metrics = backward(args, net, loss, target_net, batch)
     nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm)
     optimizer.step()
     generation.means.add(metrics)

@@ -14,6 +14,7 @@ population as well, which has members instead of actors and a learner, and share
 import importlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -119,6 +120,17 @@ ALL_CHAPTERS = (*CHAPTERS, POPULATION)
 CONTINUOUS = (APEX_DDPG,)
 SPAWNING = tuple(chapter for chapter in CHAPTERS if chapter not in (RAY_IMPALA, RAY_DQN))
 """chapters that spawn their actors themselves"""
+
+
+def with_changes(script, page):
+    """The text of a script with the changes of the first diff on a page of the documentation."""
+    script, page = (ROOT / script).read_text(), (ROOT / "docs" / page).read_text()
+    for hunk in re.search(r"```diff\n@@\n(.*?)\n```", page, re.DOTALL)[1].split("\n@@\n"):
+        lines = [(line[:1], line[1:]) for line in hunk.split("\n")]
+        old, new = ("\n".join(text for sign, text in lines if sign in ("", " ", own)) for own in "-+")
+        assert script.count(old) == 1, old
+        script = script.replace(old, new)
+    return script
 
 
 def row_id(value: object) -> str | None:

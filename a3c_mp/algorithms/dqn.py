@@ -6,7 +6,7 @@ A module of plain functions with the same names as in `ddpg`; `--algo` picks one
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import gymnasium
 import numpy as np
@@ -27,14 +27,10 @@ from a3c_mp.run import evaluate
 ACTIONS = Discrete
 
 
-def make_net(
-    obs_space: gymnasium.Space, action_space: gymnasium.Space, hidden: Sequence[int] | None = None,
-    activation: str = "relu",
-) -> DuelingQ:  # fmt: skip
-    """Make the Q network; hidden layers and activation are described in `DuelingQ`."""
+def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DuelingQ:
     assert isinstance(action_space, Discrete), action_space
     assert obs_space.shape is not None
-    return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space), hidden, activation)
+    return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space))
 
 
 def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:

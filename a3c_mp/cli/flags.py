@@ -40,6 +40,7 @@ OTHER_NAMES = {
     "replay-ratio": "train-frequency train-freq gradient-steps",
     "target-rate": "tau polyak",
     "target-period": "target-network-frequency target-update-interval target-update-freq policy-frequency",
+    "genes": "learning-rate-range batch-size-range learn-every-range",
     "epsilon": "start-e end-e exploration-fraction exploration-final-eps",
     "noise": "exploration-noise action-noise",
 }

@@ -24,22 +24,24 @@ def is_image(space: gymnasium.Space) -> bool:
     return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3 and min(space.shape[1:]) >= 36
 
 
-def convolutions(name: str, channels: int) -> nn.Sequential:
+def convolutions(net: str | Sequence[tuple[int, ...]], channels: int) -> nn.Sequential:
     """The convolutions "a3c", "nature" or "deep": [N, channels, H, W] -> [N, features].
+
+    Or those with these (channels, kernel size, stride, and optionally padding).
 
     "deep" has 3 sections of convolution, max-pooling and two residual blocks (Espeholt et al. 2018, figure 3, right).
     The last ReLU comes after Flatten: before it, its gradient would mix two memory formats, that of channels_last
     activations and that of flat features, and take over ten times as long.
     """
     modules: list[nn.Module] = []
-    if name == "deep":
+    if net == "deep":
         for outputs in (16, 32, 32):
             modules += [nn.Conv2d(channels, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
             modules += [ResidualBlock(outputs), ResidualBlock(outputs)]
             channels = outputs
     else:
-        for outputs, kernel_size, stride in CONVOLUTIONS[name]:
-            modules += [nn.Conv2d(channels, outputs, kernel_size, stride), nn.ReLU()]
+        for outputs, *geometry in CONVOLUTIONS[net] if isinstance(net, str) else net:
+            modules += [nn.Conv2d(channels, outputs, *geometry), nn.ReLU()]  # type: ignore[arg-type]
             channels = outputs
         modules.pop()
     return nn.Sequential(*modules, nn.Flatten(), nn.ReLU())

@@ -6,6 +6,7 @@ Values are those of rewards that a learner multiplies by the net's `reward_scale
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "gelu
 class DuelingQ(nn.Module):
     """Dueling Q network: Q(s, a) = V(s) + A(s, a) - mean_a A(s, a) (Wang et al. 2016, equation 9).
 
-    Images go through the convolutions of Mnih et al. 2015, vectors through one hidden layer; value and advantage then
-    have hidden layers of their own. On images the two have 512 units together, as many as the net of Mnih et al.
+    Images go through the convolutions of Mnih et al. 2015, or others (see `layers.convolutions`), vectors through one
+    hidden layer; value and advantage then have hidden layers of their own. On images the two have 512 units together,
+    as many as the net of Mnih et al.
 
     `hidden` are the units of the hidden layers, by default (256,) for images and (128, 128) for vectors. For vectors,
     value and advantage share the first one; all others exist twice. Each has an `activation` of `ACTIVATIONS`.
@@ -29,7 +31,7 @@ class DuelingQ(nn.Module):
 
     def __init__(
         self, obs_shape: tuple[int, ...], num_actions: int, image: bool, hidden: Sequence[int] | None = None,
-        activation: str = "relu",
+        activation: str = "relu", convs: str | Sequence[tuple[int, ...]] = "nature",
     ):  # fmt: skip
         super().__init__()
         sizes = list(hidden or ((256,) if image else (128, 128)))
@@ -37,7 +39,7 @@ class DuelingQ(nn.Module):
         self.norm = ObsNorm(obs_shape, image)
         self.register_buffer("reward_scale", torch.ones(()))
         if image:
-            self.torso = convolutions("nature", obs_shape[0])
+            self.torso = convolutions(convs, obs_shape[0])
             features = num_features(self.torso, obs_shape)
         else:
             inputs, features = torch.Size(obs_shape).numel(), sizes.pop(0)
@@ -53,9 +55,9 @@ class DuelingQ(nn.Module):
         advantage = self.advantage(features)
         return (self.value(features) + advantage - advantage.mean(dim=1, keepdim=True),)
 
-    def layers(self) -> list[list[nn.Linear]]:
-        """The linear layers from input to output, those of the same depth as one item: [value, advantage]."""
-        shared = [[layer] for layer in self.torso if isinstance(layer, nn.Linear)]
+    def layers(self) -> list[list[Any]]:
+        """All layers from input to output, those of the same depth as one item: [value, advantage]."""
+        shared = [[layer] for layer in self.torso if isinstance(layer, nn.Linear | nn.Conv2d)]
         heads = [[layer for layer in head if isinstance(layer, nn.Linear)] for head in (self.value, self.advantage)]
         return shared + [list(pair) for pair in zip(*heads, strict=True)]
 

@@ -4,77 +4,52 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 
-from a3c_mp.population.settings import ACTIVATIONS, Args
+from a3c_mp.population.genes import Gene, log_uniform
+from a3c_mp.population.settings import ACTIVATIONS, Args, Convolution
 from a3c_mp.seeds import FIRST, derive_seeds
-
-HYPERPARAMETERS = ("learning_rate", "batch_size", "learn_every")
-"""genes that a mutation of hyperparameters changes"""
 
 
 @dataclass(frozen=True)
 class Genome:
     """Genome: what a member inherits from its parent besides weights and optimizer state."""
 
-    learning_rate: float
-    batch_size: int
-    learn_every: int  # agent steps for each update
+    hyperparameters: Mapping[str, float]  # of the settings that evolve
     hidden: tuple[int, ...] = (128, 128)  # units of each hidden layer
-    activation: str = "relu"  # by its name in `nets.q_values.ACTIVATIONS`
+    activation: str = "relu"  # of hidden layers, by its name in `nets.q_values.ACTIVATIONS`
+    convolutions: tuple[Convolution, ...] = ()  # before them, for images
+
+    @property
+    def layers(self) -> tuple[Convolution | int, ...]:
+        """Sizes of all layers but the last one, from input to output."""
+        return (*self.convolutions, *self.hidden)
+
+    def with_genes(self, args: Args) -> Genome:
+        """The genome of a resumed run, whose `--genes` may be others."""
+        genes = {name: self.hyperparameters.get(name, getattr(args, name)) for name in args.evolving}
+        return replace(self, hyperparameters=genes)
+
+    def settings(self, args: Args) -> Args:
+        """The settings of a run as this member has them."""
+        return replace(args, **self.hyperparameters)  # type: ignore[arg-type]
 
     def to_json(self) -> str:
         """Return the genome as one line of JSON; `from_json` restores every bit."""
-        return json.dumps(asdict(self))
+        net = {"hidden": self.hidden, "activation": self.activation}
+        return json.dumps({**self.hyperparameters, **net} | ({"convolutions": c} if (c := self.convolutions) else {}))
 
     @classmethod
     def from_json(cls, text: str) -> Genome:
-        genes = json.loads(text)
-        return cls(**genes | {"hidden": tuple(genes["hidden"])})
-
-
-class Range(NamedTuple):
-    """Range of a gene on a logarithmic scale, both ends included; a whole number k stands for k - 0.5 to k + 0.5."""
-
-    low: float
-    high: float
-    integer: bool = False
-
-    @classmethod
-    def of(cls, gene: str, args: Args) -> Range:
-        """Return the range of a gene: a hyperparameter, or `units` of a hidden layer."""
-        low, high = getattr(args, f"{gene}_range")
-        return cls(low, high, integer=gene != "learning_rate")
-
-    def sample(self, rng: Generator) -> float:
-        """Draw a log-uniform value, an int if `integer`."""
-        return self._value(rng.uniform(*self._ends))
-
-    def multiply(self, value: float, factor: float, rng: Generator) -> float:
-        """Return value * factor, reflected at the limits that it would pass; an int if `integer`.
-
-        Reflection keeps the distribution of `sample` as it is, if factors f and 1/f are equally likely; clipping would
-        collect values at the limits. For the same reason, an integer is first spread over its interval.
-        """
-        exact = value + (rng.random() - 0.5 if self.integer else 0.0)
-        low, high = self._ends
-        distance = (math.log(exact * factor) - low) % (2 * (high - low))
-        return self._value(low + min(distance, 2 * (high - low) - distance))
-
-    @property
-    def _ends(self) -> tuple[float, float]:
-        half = 0.5 if self.integer else 0.0
-        return math.log(self.low - half), math.log(self.high + half)
-
-    def _value(self, logarithm: float) -> float:
-        value = math.exp(logarithm)
-        value = min(max(round(value) if self.integer else value, self.low), self.high)
-        return int(value) if self.integer else value
+        genes: dict[str, Any] = json.loads(text)
+        convolutions = tuple(Convolution(*each) for each in genes.pop("convolutions", ()))
+        hidden, activation = tuple(genes.pop("hidden")), genes.pop("activation")
+        return cls(genes, hidden, activation, convolutions)
 
 
 class Member(NamedTuple):
@@ -98,13 +73,26 @@ class Member(NamedTuple):
 
 def first_members(args: Args) -> list[Member]:
     """Return the first generation: member 0 has the settings as given, the others draw theirs with `--init spread`."""
-    given = Genome(args.learning_rate, args.batch_size, args.learn_every, tuple(args.hidden), args.activation)
+    genes = args.evolving
+    start = {name: getattr(args, name) for name in genes}
+    given = Genome(start, tuple(args.hidden), args.activation, args.first_convolutions)
     genomes = [given] * args.population
     if args.init == "spread":
         rng = np.random.default_rng(derive_seeds(args.seed, FIRST)[1])
-        drawn = [{name: Range.of(name, args).sample(rng) for name in HYPERPARAMETERS} for _ in genomes[1:]]
-        genomes[1:] = [replace(given, **genes) for genes in drawn]  # type: ignore[arg-type]
+        drawn = [{name: gene.sample(rng) for name, gene in genes.items()} for _ in genomes[1:]]
+        genomes[1:] = [replace(given, hyperparameters=each) for each in drawn]
     return [Member(place, place, "first", genome) for place, genome in enumerate(genomes)]
+
+
+def largest_genome(args: Args) -> Genome:
+    """Return the genome of the largest net that evolution can reach."""
+    first, added = args.first_convolutions, Convolution(1, 1, 1)
+    layers = (*first, *[added] * (args.convolutions_range[1] - len(first))) if first else ()
+    rings = [(args.kernels_range[1] - each.kernel) // 2 for each in layers]
+    sizes = [
+        (args.channels_range[1], c.kernel + 2 * ring, c.stride, ring) for c, ring in zip(layers, rings, strict=True)
+    ]
+    return Genome({}, args.units_range[1:] * args.layers_range[1], "relu", tuple(Convolution(*size) for size in sizes))
 
 
 def rank(members: Sequence[Member], rng: Generator) -> list[Member]:
@@ -129,45 +117,69 @@ def possible_parents(members: Sequence[Member]) -> list[Member]:
 
 def mutate_genome(genome: Genome, kind: str, args: Args, rng: Generator) -> Genome:
     """Return a mutated genome; kinds "none" and "parameters" change no gene."""
-    if kind == "hyperparameters":
-        touched = [name for name in HYPERPARAMETERS if rng.random() < 0.5]
-        touched = touched or [HYPERPARAMETERS[rng.integers(len(HYPERPARAMETERS))]]
-        genes = {name: move(getattr(genome, name), Range.of(name, args), args, rng, args.resample) for name in touched}
-        return replace(genome, **genes)  # type: ignore[arg-type]
+    if kind == "hyperparameters" and (genes := args.evolving):
+        names, values = list(genes), dict(genome.hyperparameters)
+        touched = [name for name in names if rng.random() < 0.5] or [names[rng.integers(len(names))]]
+        values |= {name: genes[name].move(values[name], args, rng, args.resample) for name in touched}
+        return replace(genome, hyperparameters=values)
     if kind == "architecture":
-        return replace(genome, hidden=_mutate_hidden(genome, args, rng))
+        return _mutate_architecture(genome, args, rng)
     if kind == "activation":
         others = [activation for activation in ACTIVATIONS if activation != genome.activation]
         return replace(genome, activation=others[rng.integers(len(others))])
     return genome
 
 
-def _mutate_hidden(genome: Genome, args: Args, rng: Generator) -> tuple[int, ...]:
-    """Copy a hidden layer, or widen or shrink one. A copy changes no outputs of ReLU nets; others get wider instead."""
-    hidden, bounds = list(genome.hidden), Range.of("units", args)
-    layer = int(rng.integers(len(hidden)))
-    units = hidden[layer]
-    deepens = rng.random() < args.new_layer and len(hidden) < args.layers_range[1]
-    if deepens and genome.activation == "relu":
-        hidden.insert(layer, units)
-    elif deepens:
-        hidden[layer] = min(max(round(units * _factor(args.grow_factor, rng)), units + 1), int(bounds.high))
+def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> Genome:
+    """Add a layer behind another, remove one that is not the first of its kind, or resize one.
+
+    What is added changes no outputs: an identity, which is exact for ReLU only; other hidden layers get wider instead.
+    """
+    place, draw = int(rng.integers(len(genome.layers))), rng.random()
+    layers, layer = list(genome.layers), genome.layers[place]
+    if isinstance(layer, Convolution):
+        number, (fewest, most), can_go = len(genome.convolutions), args.convolutions_range, layer.keeps_size
+        copy: Any = layer._replace(kernel=3, stride=1, padding=1)
     else:
-        hidden[layer] = int(move(units, bounds, args, rng))
-    return tuple(hidden)
-
-
-def move(value: float, bounds: Range, args: Args, rng: Generator, resample: float = 0.0) -> float:
-    """Return another value: times or over a random factor, or with probability `resample` drawn from the range."""
-    draws_again, moved = rng.random() < resample, value
-    while moved == value and bounds.low < bounds.high:
-        if draws_again:
-            moved = bounds.sample(rng)
+        number, (fewest, most), can_go, copy = len(genome.hidden), args.layers_range, True, layer
+    if draw < args.new_layer and number < most:
+        if isinstance(layer, Convolution) or genome.activation == "relu":
+            layers.insert(place + 1, copy)
         else:
-            factor = _factor(args.grow_factor, rng) if rng.random() < 0.5 else 1 / _factor(args.shrink_factor, rng)
-            moved = bounds.multiply(value, factor, rng)
-    return moved
+            wider = max(round(layer * log_uniform(args.grow_factor, rng)), layer + 1)
+            layers[place] = min(wider, args.units_range[1])
+    elif draw >= 1 - args.remove_layer and number > fewest and can_go and place not in (0, len(genome.convolutions)):
+        layers.pop(place)
+    else:
+        layers[place] = _resized(layer, args, rng)
+    convolutions = tuple(each for each in layers if isinstance(each, Convolution))
+    hidden = tuple(each for each in layers if not isinstance(each, Convolution))
+    return replace(genome, convolutions=convolutions, hidden=hidden)
 
 
-def _factor(between: tuple[float, float], rng: Generator) -> float:
-    return math.exp(rng.uniform(math.log(between[0]), math.log(between[1])))
+def _resized(layer: Convolution | int, args: Args, rng: Generator) -> Convolution | int:
+    """Return a layer with more or fewer units or channels, or with a larger or smaller kernel.
+
+    A kernel grows or shrinks by a ring, with as much padding: its stride then takes it to the same pixels as before.
+    """
+    if not isinstance(layer, Convolution):
+        return int(Gene(*args.units_range, integer=True).move(layer, args, rng))
+    low, high = args.kernels_range
+    rings = [r for r in (-1, 1) if layer.padding + r >= 0 and low <= layer.kernel + 2 * r <= high]
+    if rings and rng.random() < 0.5:
+        ring = rings[rng.integers(len(rings))]
+        return layer._replace(kernel=layer.kernel + 2 * ring, padding=layer.padding + ring)
+    return layer._replace(channels=int(Gene(*args.channels_range, integer=True).move(layer.channels, args, rng)))
+
+
+def describe_genes(args: Args) -> str:
+    """Which genes mutate, and in which ranges, as a line for the log."""
+    kinds = {kind for kind, weight in args.mutations.items() if weight and args.evolve}
+    genes = {name: str(gene) for name, gene in args.evolving.items() if "hyperparameters" in kinds}
+    if "architecture" in kinds:
+        genes["hidden"] = "{} to {} layers of {} to {} units".format(*args.layers_range, *args.units_range)
+    if "architecture" in kinds and args.convolutions:
+        ranges = (*args.convolutions_range, *args.channels_range, *args.kernels_range)
+        genes["convolutions"] = "{} to {} of {} to {} channels, kernels {} to {}".format(*ranges)
+    genes |= {"activation": ", ".join(ACTIVATIONS)} if "activation" in kinds else {}
+    return f"genes that mutate: {' · '.join(f'{name} {text}' for name, text in genes.items()) or 'none'}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from a3c_mp.algorithms import dqn
-from a3c_mp.errors import ConfigError, PeerLost, TrainingError
+from a3c_mp.errors import PeerLost, TrainingError
 from a3c_mp.nets.layers import is_image
 from a3c_mp.population import ranks
 from a3c_mp.population.member import Confirmation, MemberGeneration, run_member
@@ -120,12 +120,9 @@ def launch(parse: Callable[[], Args], member: Target, train: Callable[[Args, Gen
     """
     with ranks.one_voice():
         args = parse()
-        check_settings(args)
         check_temporary_folder()
         spaces = probe_env(args.env_id, dqn.ACTIONS)
-        if is_image(spaces[0]):
-            why = f"observations are images {spaces[0].shape}, members need vectors"
-            raise ConfigError("env-id", args.env_id, why, "choose another, or train_apex.py")
+        check_settings(args, is_image(spaces[0]))
         group = ranks.join(args)
         population = Population(args, spaces)
         set_up_torch(args, group.rank)

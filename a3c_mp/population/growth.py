@@ -7,29 +7,49 @@ online net. Children share no tensor with their parents.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from numpy.random import Generator, default_rng
 from torch import Tensor, nn
 
-from a3c_mp.algorithms import dqn
+from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.population.evolution import Genome, Member
+from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import from_bytes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-Spaces = tuple[Any, Any]  # of observations and actions of one environment
 Record = Mapping[str, Tensor]  # a member in shared memory
 Layer = dict[str, dict[str, Tensor]]
-"""weight [units, inputs] and bias [units] of a linear layer, each in the online and the target net and in Adam"""
+"""weight [units, inputs, H, W] and bias [units, 1, 1, 1] of a layer, each in the online and the target net and in Adam
+
+Inputs are units of the layer before; H and W those of a kernel, in a linear layer the pixels of each unit and 1.
+"""
+
+
+class Spaces(NamedTuple):
+    """What a net needs to know of the spaces of one environment.
+
+    The space of images itself fills a pipe: a process killed before it has read all of it would block its parent.
+    """
+
+    obs_shape: tuple[int, ...]
+    num_actions: int
+    image: bool
+
+    @classmethod
+    def of(cls, obs_space: Any, action_space: Any) -> Spaces:
+        return cls(obs_space.shape, int(action_space.n), is_image(obs_space))
 
 
 def make_net(spaces: Spaces, genome: Genome) -> DuelingQ:
     """Make a Q network with the architecture of a genome and random weights; torch's random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
-        return dqn.make_net(*spaces, genome.hidden, genome.activation)
+        return DuelingQ(*spaces, genome.hidden, genome.activation, genome.convolutions or "nature")
 
 
 class MemberState(NamedTuple):
@@ -41,10 +61,10 @@ class MemberState(NamedTuple):
     genome: Genome
 
     @classmethod
-    def make(cls, spaces: Spaces, genome: Genome, adam_eps: float) -> MemberState:
+    def make(cls, spaces: Spaces, genome: Genome, args: Args) -> MemberState:
         """Make a new member: random weights, the same ones in its target net, moments of 0."""
-        net = make_net(spaces, genome)
-        optimizer = torch.optim.Adam(net.parameters(), lr=genome.learning_rate, eps=adam_eps, fused=True)
+        net, own = make_net(spaces, genome), genome.settings(args)
+        optimizer = torch.optim.Adam(net.parameters(), lr=own.learning_rate, eps=own.adam_eps, fused=True)
         for parameter in net.parameters():
             moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
             optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
@@ -76,10 +96,10 @@ class MemberState(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def read(cls, record: Record, spaces: Spaces, adam_eps: float) -> MemberState:
+    def read(cls, record: Record, spaces: Spaces, args: Args) -> MemberState:
         """Return the member in a record, in tensors of its own."""
         genome = Genome.from_json(bytes(record["genome"].tolist()).rstrip(b"\0").decode())
-        state, start = cls.make(spaces, genome, adam_eps), 0
+        state, start = cls.make(spaces, genome, args), 0
         for tensor in state.tensors():
             tensor.copy_(record["tensors"][start : start + tensor.numel()].view(tensor.shape))
             start += tensor.numel()
@@ -87,26 +107,28 @@ class MemberState(NamedTuple):
 
 
 @torch.no_grad()
-def breed(parent: MemberState, child: Member, spaces: Spaces, noise: float) -> MemberState:
+def breed(parent: MemberState, child: Member, spaces: Spaces, args: Args) -> MemberState:
     """Return the state of a newborn member: a copy of its parent's with its mutation, or an exact one if it survives.
 
     - A wider layer gets units with random incoming weights and zero outgoing ones: outputs stay as they are.
     - A new layer is the identity after an existing one, which is exact for ReLU only. It has no moments yet.
+    - A larger kernel gets a ring of zeros; a smaller one loses its ring.
+    - A layer that goes is multiplied into the next one (a kernel summed): exact if it is the identity.
     - A narrower layer loses the units with the smallest norm of outgoing weights.
     - Adam keeps the moments of all weights that stay. Of new weights in an existing tensor `exp_avg` is 0 and
       `exp_avg_sq` the tensor's mean: 0 would make their first step 0.1 / sqrt(0.001) = 3.2 times the learning rate.
-    - `noise` is the standard deviation of a mutation of parameters, relative to each weight.
     """
     rng = default_rng(child.seed)
-    state = MemberState.make(spaces, child.genome, parent.optimizer.defaults["eps"])
+    state = MemberState.make(spaces, child.genome, args)
     old, new = layers_of(parent), layers_of(state)
-    if len(new) > len(old):
-        before, after = parent.genome.hidden, child.genome.hidden
-        place = next(i for i in range(1, len(new)) if (*before[:i], *before[i - 1 :]) == after)
-        for layer in new.pop(place):
+    before, after = parent.genome.layers, child.genome.layers
+    if len(after) > len(before):
+        for layer in new.pop(added_place(before, after)):
             for net in ("online", "target"):
-                nn.init.eye_(layer["weight"][net])
+                nn.init.dirac_(layer["weight"][net])
                 nn.init.zeros_(layer["bias"][net])
+    elif len(after) < len(before):
+        old = without(old, added_place(after, before))
     inputs = [torch.arange(old[0][0]["weight"]["online"].shape[1])]
     for i, item in enumerate(new):
         units = [kept_units(old, i, j, len(layer["weight"]["online"])) for j, layer in enumerate(item)]
@@ -114,24 +136,57 @@ def breed(parent: MemberState, child: Member, spaces: Spaces, noise: float) -> M
             inherit(layer, old[i][j], units[j], inputs[j % len(inputs)], rng)
         inputs = units
     state.net.norm.load_state_dict(parent.net.norm.state_dict())
-    state.net.norm.stats.load_state_dict(parent.net.norm.stats.state_dict())
+    state.net.norm.stats.load_state_dict(copy.deepcopy(parent.net.norm.stats.state_dict()))
     state.target_net.norm.load_state_dict(parent.target_net.norm.state_dict())
     if child.kind == "parameters":
-        perturb(state, noise, rng)
+        perturb(state, args.parameter_noise, rng)
     return state
+
+
+def added_place(fewer: Sequence[Any], more: Sequence[Any]) -> int:
+    """Place of the layer that only `more` has: behind one of its kind, as wide as that if there is such a place."""
+
+    def units(layer: Any) -> int:
+        return layer if isinstance(layer, int) else layer.channels
+
+    behind_its_kind = [i for i in range(1, len(more)) if type(more[i]) is type(more[i - 1])]
+    places = [i for i in behind_its_kind if (*more[:i], *more[i + 1 :]) == tuple(fewer)]
+    return min(places, key=lambda i: units(more[i]) != units(more[i - 1]))
 
 
 def layers_of(state: MemberState) -> list[list[Layer]]:
     """Return all layers, as `DuelingQ.layers`: those of item i get the units of their counterpart in item i - 1."""
 
-    def tensors(*twins: Tensor) -> dict[str, Tensor]:
-        return dict(zip(("online", "target"), twins, strict=True)) | state.optimizer.state[twins[0]]
+    def tensors(online: Tensor, target: Tensor, inputs: int) -> dict[str, Tensor]:
+        moments = state.optimizer.state[online]
+        found = {"online": online, "target": target} | {name: moments[name] for name in MOMENTS}
+        found = {name: part if part.dim() == 4 else part.view(len(part), inputs, -1, 1) for name, part in found.items()}
+        return found | {"step": moments["step"]}
 
-    def layer(online: nn.Linear, target: nn.Linear) -> Layer:
-        return {"weight": tensors(online.weight, target.weight), "bias": tensors(online.bias, target.bias)}
+    items: list[list[Layer]] = []
+    for item in zip(state.net.layers(), state.target_net.layers(), strict=True):
+        inputs = len(items[-1][0]["bias"]["online"]) if items else item[0][0].weight.shape[1]
+        twins = list(zip(*item, strict=True))
+        weights = [tensors(online.weight, target.weight, inputs) for online, target in twins]
+        biases = [tensors(online.bias, target.bias, 1) for online, target in twins]
+        items.append([{"weight": weight, "bias": bias} for weight, bias in zip(weights, biases, strict=True)])
+    return items
 
-    both = zip(state.net.layers(), state.target_net.layers(), strict=True)
-    return [[layer(*linears) for linears in zip(*item, strict=True)] for item in both]
+
+def without(layers: list[list[Layer]], place: int) -> list[list[Layer]]:
+    """Return all layers but one, whose weights, summed over its kernel, are multiplied into those of the next."""
+    removed, following = layers[place], list[Layer]()
+    for j, layer in enumerate(layers[place + 1]):
+        weight, bias = dict(layer["weight"]), dict(layer["bias"])
+        gone = removed[j % len(removed)]
+        for net in ("online", "target"):
+            inner = gone["weight"][net].sum(dim=(2, 3))
+            bias[net] = bias[net] + (weight[net] * gone["bias"][net][:, 0]).sum(dim=(1, 2, 3), keepdim=True)
+            weight[net] = torch.einsum("oihw,ij->ojhw", weight[net], inner)
+        weight["exp_avg"] = torch.zeros_like(weight["online"])
+        weight["exp_avg_sq"] = torch.full_like(weight["online"], float(weight["exp_avg_sq"].mean()))
+        following.append({"weight": weight, "bias": bias})
+    return [*layers[:place], following, *layers[place + 2 :]]
 
 
 def kept_units(layers: list[list[Layer]], i: int, j: int, num: int) -> Tensor:
@@ -139,24 +194,28 @@ def kept_units(layers: list[list[Layer]], i: int, j: int, num: int) -> Tensor:
     if i == len(layers) - 1:
         return torch.arange(num)
     after = layers[i + 1] if len(layers[i]) == 1 else [layers[i + 1][j]]
-    norm = torch.cat([layer["weight"]["online"] for layer in after]).norm(dim=0)
+    norm = torch.cat([layer["weight"]["online"].flatten(2).mT.flatten(0, 1) for layer in after]).norm(dim=0)
     return norm.argsort(descending=True, stable=True)[:num].sort().values
 
 
 def inherit(layer: Layer, old: Layer, units: Tensor, inputs: Tensor, rng: Generator) -> None:
     """Copy `units` of the parent's layer, with their weights of `inputs`.
 
-    What the layer has on top is new: units with uniform incoming weights as torch's own, inputs with weights of 0.
+    What the layer has on top is new: units with uniform incoming weights as torch's own, inputs and rings of a kernel
+    with weights of 0.
     """
-    num_units, num_inputs = layer["weight"]["online"].shape
+    num_units, *shape = layer["weight"]["online"].shape
+    num_inputs = math.prod(shape)
     fresh = torch.from_numpy(rng.uniform(-1, 1, (num_units - len(units), num_inputs + 1)) / num_inputs**0.5)
     for name, values, columns in ("weight", fresh[:, 1:], inputs), ("bias", fresh[:, :1], torch.tensor([0])):
         for kind in ("online", "target", *MOMENTS):
-            source, target = (part[name][kind].view(len(part[name][kind]), -1) for part in (old, layer))
-            target.fill_(source.mean() if kind == "exp_avg_sq" else 0.0)
+            source, target = old[name][kind], layer[name][kind]
+            rest = float(source.mean()) if kind == "exp_avg_sq" else 0.0
+            target.fill_(rest)
             if kind not in MOMENTS:
-                target[len(units) :] = values
-            target[: len(units), : len(columns)] = source[units][:, columns]
+                target[len(units) :] = values.view(-1, *target.shape[1:])
+            ring = (target.shape[-1] - source.shape[-1]) // 2
+            target[: len(units), : len(columns)] = F.pad(source[units][:, columns], [ring] * 4, value=rest)
         layer[name]["step"].copy_(old[name]["step"])
 
 

@@ -19,6 +19,7 @@ from a3c_mp.algorithms import dqn
 from a3c_mp.algorithms.apex import NORM_PERIOD, ladder
 from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.data.transitions import write_stats
+from a3c_mp.nets.precision import autocast
 from a3c_mp.population.growth import MemberState
 from a3c_mp.population.population import COUNTS, METRICS, PopulationMemory
 from a3c_mp.population.settings import Args
@@ -49,7 +50,7 @@ def run_member(
         seed_global_generators(seeds[0])
         with closing(make_vec_env(args.env_id, args.num_envs, seed=seeds[0], heartbeats=channel, actor=place)) as env:
             generation = MemberGeneration(args, memory, channel, env, seeds[1])
-            member(args, generation)
+            member(generation.args, generation)
         generation.end(number)
         channel.send(slot, None)
 
@@ -58,8 +59,9 @@ class MemberGeneration:
     """One generation of a member. It samples its own new transitions and those of all finished generations."""
 
     def __init__(self, args: Args, memory: PopulationMemory, channel: WorkerChannel, env: VectorEnv, seed: int):
-        self.args, self.channel, self.env, self.place = args, channel, env, channel.actor
-        self.state = MemberState.read(memory.births[self.place], memory.spaces, args.adam_eps)
+        self.channel, self.env, self.place = channel, env, channel.actor
+        self.state = MemberState.read(memory.births[self.place], memory.spaces, args)
+        self.args = args = self.state.genome.settings(args)  # the member's own
         if not args.normalize_obs:
             self.state.net.norm.turn_off()
             self.state.target_net.norm.turn_off()
@@ -71,7 +73,7 @@ class MemberGeneration:
         for shard in range(shards.num_shards):
             self.replay.make_room(shard, 2 * args.rounds)
             self.replay.ingest(shard)
-        self.writer = Writer(shards, self.place, n_step=1, gamma=1.0)  # the discount factor is each learner's own
+        self.writer = Writer(shards, self.place, n_step=1, gamma=1.0)  # n and discount factor are each learner's own
         self.counts = Counter(transitions_not_finite=-self.replay.rejected)  # those of earlier generations are counted
         self.learning_steps = 0
         self.means, self.stats = Means(), EpisodeStats(args.num_envs)
@@ -88,7 +90,8 @@ class MemberGeneration:
     @torch.inference_mode()
     def _step(self, epsilons: np.ndarray | float) -> None:
         obs, mask = self.obs, action_mask(self.env)
-        q = dqn.allowed_q(self.state.net(torch.from_numpy(obs))[0].numpy(), mask)
+        with autocast(self.args.precision, self.state.net):
+            q = dqn.allowed_q(self.state.net(torch.from_numpy(obs))[0].float().numpy(), mask)
         explores = self.rng.random(len(q)) < epsilons
         action = np.where(explores, dqn.random_actions(self.rng, q.shape, mask), q.argmax(axis=1))
         self.obs, reward, terminated, truncated, infos = self.env.step(action)
@@ -112,11 +115,11 @@ class MemberGeneration:
 
     def batches(self) -> Iterator[Batch]:
         """Sample a batch for each update that is due: one for every `learn_every` steps."""
-        genome, net = self.state.genome, self.state.net
-        while self.counts["updates"] < self.learning_steps // genome.learn_every:
-            batch = self.replay.sample(genome.batch_size)
-            if self.args.normalize_obs and self.counts["updates"] % NORM_PERIOD == 0:
-                self.counts["obs_values_far"] += net.norm.update(batch.obs)
+        args = self.args
+        while self.counts["updates"] < self.learning_steps // args.learn_every:
+            batch = self.replay.extend(self.replay.sample(args.batch_size), args.n_step, args.gamma)
+            if args.normalize_obs and self.counts["updates"] % NORM_PERIOD == 0:
+                self.counts["obs_values_far"] += self.state.net.norm.update(batch.obs)
             self.counts["updates"] += 1
             yield batch
 
@@ -157,7 +160,7 @@ def play_greedily(args: Args, net: nn.Module, num: int, seed: int, channel: Work
 
 def confirm(channel: WorkerChannel, args: Args, memory: PopulationMemory, place: int, number: int) -> Confirmation:
     """Have the member at a place play new games, which confirm the fitness that it had in generation `number`."""
-    net = MemberState.read(memory.results[place], memory.spaces, args.adam_eps).net
+    net = MemberState.read(memory.results[place], memory.spaces, args).net
     seed = derive_seeds(args.seed, number, CONFIRMATION)[0]
     games = list(play_greedily(args, net, args.confirm_episodes, seed, channel))
     returns = [game.episode_return for game in games]

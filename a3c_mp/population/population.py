@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms import dqn
+from a3c_mp.algorithms.apex import stacked_frames
 from a3c_mp.data.transitions import episode_stats_spec
 from a3c_mp.errors import ConfigError, TrainingError
-from a3c_mp.population.evolution import Genome, Member, first_members, possible_parents, rank
+from a3c_mp.population.evolution import Genome, Member, first_members, largest_genome, possible_parents, rank
 from a3c_mp.population.growth import MemberState, Record, Spaces, breed, make_net
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
@@ -30,7 +30,7 @@ RECENT = 5
 
 
 class PopulationMemory(NamedTuple):
-    """What members share: memory, and the spaces of their environments."""
+    """What members share: memory, and what nets need to know of the spaces of their environments."""
 
     shards: Shards  # of the replay, one for each place
     rows: Tensor  # int64 [lanes]: rows of each that are filled as the current generation begins
@@ -41,14 +41,20 @@ class PopulationMemory(NamedTuple):
     spaces: Spaces
 
     @classmethod
-    def allocate(cls, args: Args, spaces: Spaces) -> PopulationMemory:
+    def allocate(cls, args: Args, spaces: tuple[Any, Any]) -> PopulationMemory:
         """Allocate the memory of a population. Raises ConfigError if too little is free."""
-        with torch.device("meta"):  # the largest net that evolution can reach
-            net = dqn.make_net(*spaces, (args.units_range[1],) * args.layers_range[1])
+        try:
+            with torch.device("meta"):
+                net = make_net(Spaces.of(*spaces), largest_genome(args))
+        except RuntimeError as error:
+            given, fix = " ".join(map(str, args.convolutions)), "use fewer, or smaller kernels and strides"
+            raise ConfigError("convolutions", given, "nothing is left of the image behind them", fix) from error
         weights = sum(tensor.numel() for tensor in net.state_dict().values())
         adam = sum(2 * parameter.numel() + 1 for parameter in net.parameters())
-        size = 2 * weights + adam + net.norm.stats.moments.numel()
-        genome_bytes = 256 + 16 * args.layers_range[1]  # as JSON
+        size = 2 * weights + adam + sum(tensor.numel() for tensor in net.norm.stats.state_dict().values())
+        genome_bytes = (
+            64 + 64 * len(args.genes) + 16 * args.layers_range[1] + 32 * len(largest_genome(args).convolutions)
+        )
         record: Spec = {"genome": ((genome_bytes,), torch.uint8), "tensors": ((size,), torch.float32)}
         results = {
             **record,
@@ -61,13 +67,15 @@ class PopulationMemory(NamedTuple):
         }
         num = args.population
         # A lane has its share of the replay, and room for a generation of at most two rows a step.
-        rows = -(-args.replay_size // (num * args.num_envs)) + 2 * args.rounds + 2
+        stack = stacked_frames(args.env_id)
+        rows = -(-args.replay_size // (num * args.num_envs)) + 2 * args.rounds + 1 + stack
         try:
-            shards = Shards(num, args.num_envs, rows, *spaces)
+            shards = Shards(num, args.num_envs, rows, *spaces, stack)
             slots = shared_counters(shards.num_lanes), Slots(record, num), Slots(results, num)
-            return cls(shards, *slots, shared_counters(2 * num).view(2, num), shared_counters(1).fill_(-1), spaces)
+            counters = shared_counters(2 * num).view(2, num), shared_counters(1).fill_(-1)
+            return cls(shards, *slots, *counters, Spaces.of(*spaces))
         except MemoryError as error:
-            fix = "lower --replay-size, --population or --units-range"
+            fix = "lower --replay-size, --population, --generation-steps, --units-range or --channels-range"
             raise ConfigError("replay-size", args.replay_size, f"for replay and nets {error}", fix) from error
 
     def exchange(self, group: LearnerGroup) -> None:
@@ -86,10 +94,10 @@ class PopulationMemory(NamedTuple):
 class EliteNet(nn.Module):
     """The net of the fittest member; `load_state_dict` restores its architecture too, whatever `genome` was."""
 
-    def __init__(self, spaces: Spaces, genome: Genome | None = None):
+    def __init__(self, spaces: tuple[Any, Any], genome: Genome | None = None):
         super().__init__()
-        self.spaces, self.genome = spaces, genome or Genome(1e-3, 1, 1)
-        self.net = make_net(spaces, self.genome)
+        self.spaces, self.genome = Spaces.of(*spaces), genome or Genome({})
+        self.net = make_net(self.spaces, self.genome)
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
         return self.net(obs)
@@ -111,15 +119,15 @@ def saved_net(genome: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class Population:
     """The members of a generation, the memory that they share, and the fittest net. Raises as `allocate` does."""
 
-    def __init__(self, args: Args, spaces: Spaces):
-        self.args, self.spaces = args, spaces
+    def __init__(self, args: Args, spaces: tuple[Any, Any]):
+        self.args, self.spaces = args, Spaces.of(*spaces)
         self.generation = 0  # the current one, or the next
         self.members = first_members(args)
-        self.elite = EliteNet(spaces, self.members[0].genome)
         self.memory = PopulationMemory.allocate(args, spaces)
+        self.elite = EliteNet(spaces, self.members[0].genome)
         for place, member in enumerate(self.members):
             torch.manual_seed(derive_seeds(args.seed, place, WEIGHTS)[1])
-            MemberState.make(spaces, member.genome, args.adam_eps).write(self.memory.births[place])
+            MemberState.make(self.spaces, member.genome, args).write(self.memory.births[place])
 
     @property
     def results(self) -> list[Record]:
@@ -165,7 +173,7 @@ class Population:
         self.generation += 1
         self.members = list(births)
         for place, birth in enumerate(births):
-            child = breed(parents[birth.parent], birth, self.spaces, self.args.parameter_noise)
+            child = breed(parents[birth.parent], birth, self.spaces, self.args)
             child.write(self.memory.births[place])
 
     def digest(self) -> bytes:
@@ -180,11 +188,13 @@ class Population:
             parts = [part.state_dict() for part in state.parts]
             members.append({**member._asdict(), "genome": state.genome.to_json(), "state": parts})
         used = min(int(self.memory.rows.max()), shards.rows)
+        frames = shards.fields()["frame"][:, :used].contiguous()  # no copy, once the lanes are full
+        replay = {name: rows[:, :used].clone() for name, rows in shards.fields().items() if name != "frame"}
         return {
             "generation": self.generation,
             "sizes": [self.args.population, self.args.num_envs, shards.rows],
             "rows": self.memory.rows.clone(),
-            "replay": {name: rows[:, :used].clone() for name, rows in shards.fields().items()},
+            "replay": replay | {"frame": frames},
             "members": members,
         }
 
@@ -198,12 +208,12 @@ class Population:
         self.generation = state["generation"]
         self.memory.rows.copy_(state["rows"])
         for place, saved in enumerate(state["members"]):
-            genome = Genome.from_json(saved["genome"])
+            genome = Genome.from_json(saved["genome"]).with_genes(self.args)
             self.members[place] = Member(**{name: saved[name] for name in Member._fields} | {"genome": genome})
-            member = MemberState.make(self.spaces, genome, self.args.adam_eps)
+            member = MemberState.make(self.spaces, genome, self.args)
             for part, content in zip(member.parts, saved["state"], strict=True):
                 part.load_state_dict(content)
             member.write(self.memory.births[place])
 
     def _read(self, record: Record) -> MemberState:
-        return MemberState.read(record, self.spaces, self.args.adam_eps)
+        return MemberState.read(record, self.spaces, self.args)

@@ -7,14 +7,13 @@ import hashlib
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from a3c_mp.data.episodes import episodes_at
 from a3c_mp.nets.obs_stats import FAR
-from a3c_mp.population.evolution import HYPERPARAMETERS, Genome, Member
+from a3c_mp.population.evolution import Member, describe_genes
 from a3c_mp.population.member import Confirmation
 from a3c_mp.population.population import COUNTS, METRICS, Population
 from a3c_mp.run.checkpoint import sha256_of_weights
@@ -32,11 +31,10 @@ WARNINGS = {
     FAILED: "evaluation games of member {id} with a return of NaN or inf; each is the worst possible one (-inf)",
 }
 """counter -> warning"""
-SHOWN = ("place", "id", "parent", "kind", *(gene.name for gene in fields(Genome)), "fitness", "mean_fitness")
-"""columns of `lineage.csv` in the table of a generation"""
-COLUMNS = ("generation", *SHOWN, "updates", "steps", "sha256")
 TITLES = {"kind": "mutation", "batch_size": "batch", "mean_fitness": "mean"}
 """of columns that are not called by their names in the table"""
+HIDDEN = ("generation", "updates", "steps", "sha256")
+"""columns of `lineage.csv` that the table of a generation lacks"""
 BLOCK = 16
 """steps of the environments that are recorded together"""
 
@@ -46,6 +44,7 @@ class Report:
 
     def __init__(self, run: Run, population: Population, places: range):
         self.run, self.population, self.args, self.places = run, population, population.args, places
+        self.genes = tuple(dict.fromkeys(("learning_rate", *self.args.evolving)))  # plot.py draws that one
         self.path, self.lineage = run.folder / "lineage.csv", list[dict[str, Any]]()
         if self.path.exists():  # a resumed run repeats the later generations
             with self.path.open(newline="") as file:
@@ -53,6 +52,7 @@ class Report:
                 self.lineage += [row for row in rows if int(row["generation"]) < population.generation]
         self._write_lineage()
         run.metrics.headline = self._headline
+        run.log.info(describe_genes(self.args))
         self.show_progress()
 
     def show_progress(self) -> None:
@@ -107,24 +107,32 @@ class Report:
     def _record_member(self, place: int, member: Member) -> dict[str, Any]:
         """Count a member's updates and evaluation games, and record its curves; returns its line of `lineage.csv`."""
         run, result, genome = self.run, self.population.results[place], member.genome
+        own = genome.settings(self.args)
         lengths, counts = result["eval_lengths"], dict(zip(COUNTS, result["counts"].tolist(), strict=True))
         updates = counts.pop("updates")
         run.progress.updates += updates
-        run.progress.samples += updates * genome.batch_size
+        run.progress.samples += updates * own.batch_size
         run.counters["evaluation_steps"] += int(lengths.sum())
         counts[CUT] = int((lengths >= self.args.eval_max_steps).sum())
         counts[FAILED] = int((result["eval_returns"] == -math.inf).sum())
         for name, num in counts.items():
             count(run, name, num, WARNINGS[name].format(id=member.id, most=self.args.eval_max_steps), repeated=True)
         curves = {"fitness": member.fitness, "updates": updates, "genome/hidden_units": sum(genome.hidden)}
-        curves |= {f"genome/{name}": getattr(genome, name) for name in HYPERPARAMETERS}
+        curves |= {f"genome/{name}": getattr(own, name) for name in self.genes}
         metrics = dict(zip(METRICS, result["metrics"].tolist(), strict=True))
         metrics |= {f"{name}/place_{place}": float(value) for name, value in curves.items()}
         run.record_metrics({name: value for name, value in metrics.items() if math.isfinite(value)})
         sha256 = hashlib.sha256(result["genome"].numpy().tobytes() + result["tensors"].numpy().tobytes())
         line: dict[str, Any] = {"generation": self.population.generation, "place": place, "id": member.id}
         line |= {"parent": "" if member.kind == "first" else member.parent, "kind": member.kind}
-        line |= {**vars(genome), "hidden": " ".join(map(str, genome.hidden)), "fitness": member.fitness}
+        line |= {name: getattr(own, name) for name in self.genes}
+        if genome.convolutions:  # as channels x kernel / stride
+            line["convolutions"] = " ".join(f"{c.channels}x{c.kernel}/{c.stride}" for c in genome.convolutions)
+        line |= {
+            "hidden": " ".join(map(str, genome.hidden)),
+            "activation": genome.activation,
+            "fitness": member.fitness,
+        }
         line |= {"mean_fitness": float(np.mean(member.fitnesses)), "updates": updates, "steps": run.steps}
         return line | {"sha256": sha256.hexdigest()[:16]}
 
@@ -146,7 +154,8 @@ class Report:
 
     def _write_lineage(self) -> None:
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
+        columns = self.lineage[-1] if self.lineage else ("generation", "place")
+        writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(self.lineage)
         try:
@@ -156,8 +165,15 @@ class Report:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    shown = {"learning_rate": "{:.2g}".format, "fitness": short_return, "mean_fitness": short_return}
-    lines = [[TITLES.get(name, name.replace("_", " ")) for name in SHOWN]]
-    lines += [[shown.get(name, str)(row[name]) for name in SHOWN] for row in rows]
+    """The columns of `lineage.csv` of one generation that fit a log."""
+
+    def cell(name: str, value: Any) -> str:
+        if name.endswith("fitness"):
+            return short_return(value)
+        return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    names = [name for name in rows[0] if name not in HIDDEN]
+    lines = [[TITLES.get(name, name.replace("_", " ")) for name in names]]
+    lines += [[cell(name, row[name]) for name in names] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -3,18 +3,53 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from a3c_mp.algorithms.apex_settings import ReplayArgs
-from a3c_mp.config import Between, Count, Fraction, NonNegative, flag_name
+from a3c_mp.config import Between, Count, Fraction, NonNegative, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
+from a3c_mp.population.genes import GENES, Gene, read_genes
 
 MUTATIONS = ("none", "architecture", "parameters", "activation", "hyperparameters")
 """kinds of mutation; `--mutate-KIND` is the relative probability of each"""
 Activation = Literal["relu", "elu", "gelu", "tanh"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+IMAGES: dict[str, Any] = {
+    "convolutions": (32, 8, 4, 64, 4, 2, 64, 3, 1),  # Mnih et al. 2015
+    "hidden": (256,),
+    "genes": ("learning_rate=5e-5:2e-3", "batch_size=16:128", "learn_every=8:64"),
+    "init": "same",  # until the first points are won all are equally fit, and chance would choose among draws
+    "population": 4,
+    "generation_steps": 10_000,
+    "eval_episodes": 4,
+    "confirm_episodes": 20,
+    "checkpoint_seconds": 600.0,  # the replay is saved, too
+    "learning_starts": 10_000,
+    "learning_rate": 2.5e-4,
+    "batch_size": 64,
+    "learn_every": 16,
+    "n_step": 5,
+    "epsilon": 0.1,
+    "target_period": 200,
+}
+"""settings for images"""
+
+
+class Convolution(NamedTuple):
+    """Convolution of a net on images, followed by a ReLU."""
+
+    channels: int
+    kernel: int
+    stride: int
+    padding: int = 0
+
+    @property
+    def keeps_size(self) -> bool:
+        """Whether its output has the height and width of its input."""
+        return self.stride == 1 and self.kernel == 2 * self.padding + 1
 
 
 @dataclass(frozen=True)
@@ -26,9 +61,11 @@ class Args(ReplayArgs):
     actor_name = "member"
     fixed = ("population", "num_envs", "replay_size", "generation_steps")
     actors_learn = True
+    images = IMAGES
+    gene_table = GENES
 
     env_id: str = "CartPole-v1"
-    """gymnasium environment id with vector observations and discrete actions; module:Env-v0 imports the module first"""
+    """gymnasium environment id with discrete actions; module:Env-v0 imports the module first"""
     population: Annotated[int, Between(2, 256)] = 6
     """members: agents that learn at the same time, each in a process of its own"""
     num_envs: Annotated[int, Between(1, 4096)] = 8
@@ -58,13 +95,13 @@ class Args(ReplayArgs):
     mutate_none: NonNegative = 0.4
     """relative probability that a child is not mutated"""
     mutate_architecture: NonNegative = 0.2
-    """relative probability that a child's net is mutated: a layer is added, widened or shrunk"""
+    """relative probability that a child's net is mutated: a layer is added, removed, widened or shrunk"""
     mutate_parameters: NonNegative = 0.2
     """relative probability that a tenth of a child's weights get noise"""
     mutate_activation: NonNegative = 0.0
     """relative probability that a child gets another activation function"""
     mutate_hyperparameters: NonNegative = 0.2
-    """relative probability that a child's learning rate, batch size or learn-every are mutated"""
+    """relative probability that some of a child's --genes are mutated"""
     parameter_noise: NonNegative = 0.1
     """standard deviation of the noise of mutate-parameters, relative to each weight"""
     grow_factor: tuple[float, float] = (1.1, 2.5)
@@ -75,24 +112,33 @@ class Args(ReplayArgs):
     """probability that a mutated hyperparameter is drawn from its whole range instead"""
     new_layer: Fraction = 0.2
     """probability that mutate-architecture adds a layer instead of resizing one"""
+    remove_layer: Fraction = 0.1
+    """probability that it removes one"""
+    genes: tuple[str, ...] = ("learning_rate", "batch_size", "learn_every")
+    """hyperparameters that mutate, NAME, or with range and step (a factor) NAME=LOW:HIGH or NAME=LOW:HIGH:STEP; also
+    gamma, n_step, target_period, epsilon, max_grad_norm"""
     learning_rate: NonNegative = 1e-3
     """first learning rate (Adam)"""
-    learning_rate_range: tuple[float, float] = (1e-5, 1e-1)
-    """learning rates that evolution can reach"""
     batch_size: Count = 64
     """first batch size: transitions in one gradient"""
-    batch_size_range: tuple[int, int] = (8, 256)
-    """batch sizes that evolution can reach"""
     learn_every: Count = 4
     """agent steps for each update (train frequency), in the first generation"""
-    learn_every_range: tuple[int, int] = (1, 120)
-    """values of learn-every that evolution can reach"""
+    n_step: Count = 1
+    """first n of n-step returns: rewards in a return"""
     hidden: tuple[int, ...] = (64, 64)
-    """first architecture: units of each hidden layer"""
+    """first architecture: units of each hidden layer; on images, behind the convolutions"""
     units_range: tuple[int, int] = (16, 256)
     """units of a layer that evolution can reach"""
     layers_range: tuple[int, int] = (1, 3)
     """hidden layers that evolution can reach"""
+    convolutions: tuple[int, ...] = ()
+    """images: first architecture: channels, kernel size and stride of each convolution, in turn"""
+    channels_range: tuple[int, int] = (8, 64)
+    """channels of a convolution that evolution can reach"""
+    kernels_range: tuple[int, int] = (1, 10)
+    """kernel sizes that a convolution can grow or shrink to; a new one has 3"""
+    convolutions_range: tuple[int, int] = (1, 5)
+    """convolutions that evolution can reach"""
     activation: Activation = "relu"
     """first activation function"""
     replay_size: Count = 100_000
@@ -106,7 +152,7 @@ class Args(ReplayArgs):
     deterministic: bool = True
     """always on in this chapter: runs with the same seed are bit-identical"""
     # Flags of other chapters that this one does not have: class variables are no fields.
-    cuda: ClassVar = False  # type: ignore[misc]  # small nets are faster on the CPU
+    cuda: ClassVar = False  # type: ignore[misc]  # members are processes of the CPU
     act_on: ClassVar = "cpu"  # type: ignore[misc]
     cuda_graph: ClassVar = False  # type: ignore[misc]
     learner_threads: ClassVar = 1  # type: ignore[misc]  # each member is a process
@@ -122,12 +168,22 @@ class Args(ReplayArgs):
         return {kind: getattr(self, f"mutate_{kind}") for kind in MUTATIONS}
 
     @property
+    def evolving(self) -> dict[str, Gene]:
+        """Genes of `--genes`, in its order. Raises ConfigError."""
+        return read_genes(self.genes, self.gene_table)
+
+    @property
+    def first_convolutions(self) -> tuple[Convolution, ...]:
+        """Those of `--convolutions`."""
+        return tuple(Convolution(*self.convolutions[i : i + 3]) for i in range(0, len(self.convolutions), 3))
+
+    @property
     def rounds(self) -> int:
         """Steps of a member's vector environment in a generation (T)."""
         return -(-self.generation_steps // self.num_envs)
 
 
-def check_settings(args: Args) -> None:
+def check_settings(args: Args, image: bool) -> None:
     """Raise ConfigError for settings that do not fit each other, or that this chapter does not have."""
     if args.tournament_size > args.population:
         why, fix = f"there are {args.population} members", "lower it, or raise --population"
@@ -137,20 +193,31 @@ def check_settings(args: Args) -> None:
     if args.learning_starts > args.replay_size // 2:
         why = f"the replay has room for {args.replay_size}"
         raise ConfigError("learning-starts", args.learning_starts, why, "use half of it at most")
-    genes = {f"{name}_range": [getattr(args, name)] for name in ("learning_rate", "batch_size", "learn_every")}
-    genes |= {"units_range": [*args.hidden], "layers_range": [len(args.hidden)], "grow_factor": [], "shrink_factor": []}
-    for name, values in genes.items():
-        (low, high), given = getattr(args, name), "{:g} to {:g}".format(*getattr(args, name))
-        least = 1e-12 if name.endswith("range") else 1.01
+    if image != bool(args.convolutions) or len(args.convolutions) % 3 or min(args.convolutions, default=1) < 1:
+        why = "each one has three numbers of 1 or more" if image else "observations are vectors"
+        fix = "for instance --convolutions 16 8 4 32 4 2" if image else "leave it out"
+        raise ConfigError("convolutions", " ".join(map(str, args.convolutions)), why, fix)
+    channels, kernels, _, _ = zip(*args.first_convolutions, strict=True) if image else [()] * 4
+    ranges: dict[str, Sequence[float]] = {"units_range": args.hidden, "layers_range": [len(args.hidden)]}
+    ranges |= {"channels_range": channels, "kernels_range": kernels, "convolutions_range": [len(kernels)] * image}
+    rows = [(flag_name(name), getattr(args, name), values, 1.0) for name, values in ranges.items()]
+    rows += [(flag_name(name), getattr(args, name), (), 1.01) for name in ("grow_factor", "shrink_factor")]
+    rows += [(f"genes={name}", gene[:2], [getattr(args, name)], 1e-12) for name, gene in args.evolving.items()]
+    for flag, (low, high), values, least in rows:
         if not least <= low <= high < math.inf:
             why = f"both ends must be finite and {least:g} or more, the lower one first"
-            raise ConfigError(flag_name(name), given, why)
+            raise ConfigError(flag, f"{low:g} to {high:g}", why)
         if outside := [value for value in values if not low <= value <= high]:
             why, fix = f"the first member has {outside[0]:g}", "widen the range, or start inside it"
-            raise ConfigError(flag_name(name), given, why, fix)
+            raise ConfigError(flag, f"{low:g} to {high:g}", why, fix)
+    for name, gene in args.evolving.items():
+        ends: Any = [{name: int(end) if gene.integer else end} for end in gene[:2]]
+        for end in ends:  # the setting's own limits
+            check_ranges(replace(args, **end))
 
 
 PRESETS: dict[str, dict[str, Any]] = {
+    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 4_000_000},
     "CartPole-v1": {"stop_return": 475.0, "total_steps": 400_000, "reward_scale": 0.05},
     "Acrobot-v1": {"stop_return": -90.0, "total_steps": 600_000, "reward_scale": 0.1},
     "LunarLander-v3": {

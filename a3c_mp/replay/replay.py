@@ -169,6 +169,30 @@ class Replay:
             torch.index_select(self.fields["mask"], 0, next_leaf, out=out.next_mask)
         return lane, row
 
+    def extend(self, batch: Batch, n_step: int, gamma: float) -> Batch:
+        """Make n-step transitions, in place, of a batch that was stored with n = 1 and without a discount factor.
+
+        A return ends early at the end of its game, and before what cannot be sampled. Writers have to be idle.
+        """
+        shards, (row, lane) = self.shards, np.divmod(batch.ids.numpy(), self.shards.num_lanes)
+        reward, discount = batch.reward.numpy(), batch.discount.numpy()
+        discount *= gamma
+        goes_on, offset = discount > 0, np.zeros(len(row), np.int64)
+        for i in range(1, n_step):
+            leaf = self._leaf(lane, row + i)
+            goes_on &= self.tree[leaf] > 0
+            reward += np.where(goes_on, discount * shards.reward.ravel()[leaf], 0)
+            discount *= np.where(goes_on, gamma * shards.discount.ravel()[leaf], 1)
+            offset += np.where(goes_on, shards.bootstrap_offset.ravel()[leaf], 0)
+            goes_on &= discount > 0
+        if len(longer := np.flatnonzero(offset)):
+            lane, place = lane[longer], (row[longer] + offset[longer] + 1) % shards.rows
+            shards.gather(lane, place, obs := batch.next_obs[longer])
+            batch.next_obs[longer] = obs
+            if batch.next_mask.shape[1]:
+                batch.next_mask[longer] = self.fields["mask"][lane * shards.rows + place]
+        return batch
+
     def update(self, ids: Tensor, priorities: Tensor | np.ndarray) -> None:
         """Set the priorities of sampled transitions: absolute TD errors [N], finite, without exponent.
 

@@ -28,6 +28,8 @@ TWO_LEARNERS = ["--num-learners", "2", "--slots-per-actor", "2", "--replay-propo
 UNTIL_EVALUATED = [*ROLLOUTS, "--batch-size", "16", *EVALUATED, "--stop-eval-return", "501"]
 MEMBERS = ["--population", "2", "--num-envs", "2", "--units-range", "16", "64", "--mutate-none", "0"]
 POPULATION = [*CARTPOLE[:4], *MEMBERS, "--generation-steps", "80", "--learning-starts", "50", "--eval-episodes", "2"]
+SMALL_NETS = ["--convolutions", "8", "8", "4", "12", "4", "2", "--hidden", "16", "--channels-range", "4", "16"]
+ON_PONG = ["--env-id", "PongNoFrameskip-v4", *MEMBERS, "--units-range", "8", "64", *SMALL_NETS, *POPULATION[-6:]]
 TWO_SLOTS = ["--slots-per-actor", "2"]
 BURSTS = ["--explore-envs", "0.5", "--explore-steps", "5"]
 KINDS = {
@@ -42,6 +44,11 @@ SLOW = {
     "data, Pong": ("train_a3c_data.py", 2000, [*PONG, *TWO_SLOTS]),
     "grad, Pong": ("train_a3c_grad.py", 2000, PONG),
     "dqn, Pong": ("train_apex.py", 2000, [*PONG[:-4], "--batch-size", "16", *REPLAY[:-2], "--learning-starts", "80"]),
+    "population, Pong": (
+        "train_population.py",
+        1600,
+        [*ON_PONG, "--eval-max-steps", "20", "--genes", "n-step", "gamma"],
+    ),
     "impala, two learners": ("train_impala.py", 2000, [*ROLLOUTS, "--batch-unrolls", "2", *TWO_LEARNERS]),
     "evaluated": ("train_a3c_data.py", 3000, UNTIL_EVALUATED),
     "task, standalone": ("train_task.py", 3000, [*UNTIL_EVALUATED, "--standalone"]),

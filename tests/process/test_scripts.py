@@ -3,7 +3,6 @@
 import json
 import math
 import multiprocessing
-import re
 import signal
 import time
 
@@ -14,13 +13,13 @@ from harness import (
     APEX_DQN,
     IMPALA,
     RAY_IMPALA,
-    ROOT,
     TASK,
     actors_of,
     episode_steps,
     row_id,
     scalars,
     still_alive,
+    with_changes,
 )
 
 from a3c_mp.processes.supervisor import START_SECONDS
@@ -140,14 +139,7 @@ def test_help_into_a_pipe_that_closes_ends_without_a_word(scripts):
 
 def test_the_example_of_an_algorithm_can_be_trained_and_resumed(scripts, tmp_path):
     """That of docs/algorithm.md, whose changes are made to chapter 1."""
-    page = (ROOT / "docs" / "algorithm.md").read_text()
-    script = (ROOT / A3C_DATA.script).read_text()
-    for hunk in re.search(r"```diff\n@@\n(.*?)\n```", page, re.DOTALL)[1].split("\n@@\n"):
-        lines = [(line[:1], line[1:]) for line in hunk.split("\n")]
-        old, new = ("\n".join(text for sign, text in lines if sign in ("", " ", own)) for own in "-+")
-        assert script.count(old) == 1, old
-        script = script.replace(old, new)
-    (tmp_path / "train_reward.py").write_text(script)
+    (tmp_path / "train_reward.py").write_text(with_changes(A3C_DATA.script, "algorithm.md"))
     few = ["--num-envs", "2", "--num-actors", "1", "--batch-size", "32", "--total-steps", "200"]
     started = scripts.start(str(tmp_path / "train_reward.py"), "--run-name", "r", "--prediction-coef", "0.3", *few)
     done = scripts.finish(started, "r")

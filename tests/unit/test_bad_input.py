@@ -128,6 +128,7 @@ def test_actions_that_there_is_no_policy_for(space, register, refused):
     assert line.startswith(f"error: env-id=Custom-v0: its actions are {space}, {needed}; choose another")
 
 
+PONG = "--env-id PongNoFrameskip-v4 --hidden 64"
 HUGE = "--num-envs 4096 --unroll-length 1e7"
 LISTENING = "--listen tcp://127.0.0.1:0 --key-file k"
 ATTACHED = "--attach-to tcp://127.0.0.1:9"
@@ -188,13 +189,27 @@ task | --async-mode --standalone --deterministic | async-mode=True: threads have
 task | LISTENING --deterministic | listen=tcp://127.0.0.1:0: who joins, and when, has no fixed order; leave --determini
 task | LISTENING --num-envs 4096 --unroll-length 2048 | num-envs=4096: field obs of a rollout would have 134,283,264 by
 population | --population 3 --tournament-size 4 | tournament-size=4: there are 3 members; lower it, or raise --populati
-population | --learning-rate-range 1e-1 1e-5 | learning-rate-range=0.1 to 1e-05: both ends must be finite and
-population | --batch-size 512 | batch-size-range=8 to 256: the first member has 512; widen the range, or start inside i
+population | --genes learning-rate=1e-1:1e-5 | genes=learning_rate=0.1 to 1e-05: both ends must be finite and 1e-12 or
+population | --genes gamma=0.9:1 | genes=gamma=0.9:1: both ends must be below 1
+population | --genes n-step=1.5:4 | genes=n-step=1.5:4: both ends must be whole numbers
+population | --genes n-step=1 | genes=n-step=1: must be NAME, NAME=LOW:HIGH or NAME=LOW:HIGH:STEP
+population | --genes epsilon=0.1:4 | epsilon=4.0: must be between 0 and 1
+population | --genes n-step=1:4:1 | genes=n-step=1:4:1: its step is a factor, finite and 1.01 or more
+population | --genes gama | genes=gama: there is no such gene; choose of learning_rate, batch_size, learn_every, gamma,
+population | --genes gamma gamma | genes=gamma: it is there twice
+population | --batch-size 512 | genes=batch_size=8 to 256: the first member has 512; widen the range, or start inside
 population | --hidden 8 | units-range=16 to 256: the first member has 8;
 population | --grow-factor 1 2 | grow-factor=1 to 2: both ends must be finite and 1.01 or more
 population | --no-deterministic | deterministic=False: a population is always
 population | --replay-size 1000 --learning-starts 501 | learning-starts=501: the replay has room for 1000; use half of
-population | --env-id PongNoFrameskip-v4 | env-id=PongNoFrameskip-v4: observations are images (4, 84, 84), members need
+population | --convolutions 8 3 1 | convolutions=8 3 1: observations are vectors; leave it out
+population | PONG --convolutions 16 8 | convolutions=16 8: each one has three numbers of 1 or more; for instance --conv
+population | PONG --convolutions 16 10 9 16 10 9 | convolutions=16 10 9 16 10 9: nothing is left of the image behind the
+population | PONG --convolutions 16 12 4 | kernels-range=1 to 10: the first member has 12; widen the range, or st
+population | PONG --convolutions-range 1 2 | convolutions-range=1 to 2: the first member has 3; widen the range, or
+population | PONG --replay-size 1e9 | replay-size=1000000000: for replay and nets 6,7
+population | PONG --channels-range 8 100000 | replay-size=100000: for replay and nets
+population | PONG --channels-range 8 16 | channels-range=8 to 16: the first member has 32; widen the range,
 a3c_data | --env-id CartPole-v1?size=5 | ; choose another, or other --env-kwargs
 a3c_data | --env-id Pong-v4 | use PongNoFrameskip-v4 or ALE/Pong-v5; choose another
 """
@@ -203,7 +218,7 @@ a3c_data | --env-id Pong-v4 | use PongNoFrameskip-v4 or ALE/Pong-v5; choose anot
 @pytest.mark.parametrize(("chapter", "bad", "message"), table(SPECIAL))
 def test_what_does_not_go_together(chapter, bad, message, refused):
     chapter = BY_NAME[chapter]
-    bad = bad.replace("LISTENING", LISTENING).replace("ATTACHED", ATTACHED).replace("HUGE", HUGE)
+    bad = bad.replace("LISTENING", LISTENING).replace("ATTACHED", ATTACHED).replace("HUGE", HUGE).replace("PONG", PONG)
     small = ["--env-id", chapter.env_id]  # nets for Pong take a second to make
     assert message in refused(chapter.module.main, [*flags_of(chapter), *small, *bad.split()])
 

@@ -10,10 +10,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import train_population
-from a3c_mp.population.evolution import HYPERPARAMETERS, Genome, Member, Range, first_members, move, mutate_genome, rank
-from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Args
+from a3c_mp.population.evolution import Genome, Member, first_members, largest_genome, mutate_genome, rank
+from a3c_mp.population.genes import GENES, Gene
+from a3c_mp.population.settings import ACTIVATIONS, IMAGES, MUTATIONS, Args
 
-ARGS = Args(learning_rate=1e-3, batch_size=45, learn_every=30, hidden=(64, 32), units_range=(16, 512))
+ARGS = Args(
+    learning_rate=1e-3, batch_size=45, learn_every=30, n_step=10, target_period=150, hidden=(64, 32), gamma=0.99,
+    units_range=(16, 512), epsilon=0.2, genes=("n_step=1:100", *(name for name in GENES if name != "n_step")),
+)  # fmt: skip
 START = first_members(ARGS)[0].genome
 SEEDS_OWN = replace(ARGS, grow_factor=(1.5, 1.5), shrink_factor=(4 / 3, 4 / 3), resample=0.0)
 """times 1.5 or times 0.75"""
@@ -34,6 +38,12 @@ def assert_distribution(counts, probabilities):
     assert ((counts - expected) ** 2 / expected).sum() < critical, (counts.tolist(), expected.round().tolist())
 
 
+def scaled(values, gene):
+    """Logarithms of values on the scale that a gene mutates on."""
+    values = np.asarray(values, float)
+    return np.log(1 / (1 - values) if gene.horizon else values)
+
+
 def members(fitness):
     return [Member(i, i, "first", START, fitnesses=(value,)) for i, value in enumerate(fitness)]
 
@@ -44,20 +54,19 @@ def members(fitness):
 def test_a_spread_starts_with_the_given_genome_and_draws_the_hyperparameters_of_all_others():
     args = replace(ARGS, population=10_000)
     first, *others = (member.genome for member in first_members(args))
-    assert first == START == Genome(1e-3, 45, 30, (64, 32), "relu")
+    assert first == START == Genome({name: getattr(ARGS, name) for name in ARGS.evolving}, (64, 32), "relu")
     assert {(other.hidden, other.activation) for other in others} == {(START.hidden, START.activation)}
-    for name in HYPERPARAMETERS:
-        low, high, integer = Range.of(name, args)
-        values = [getattr(other, name) for other in others]
-        assert all(isinstance(value, int if integer else float) for value in values)
-        assert low <= min(values) <= max(values) <= high
+    for name, gene in args.evolving.items():
+        values = [other.hyperparameters[name] for other in others]
+        assert all(isinstance(value, int if gene.integer else float) for value in values)
+        assert gene.low <= min(values) <= max(values) <= gene.high
         # log-uniform: the logarithms have the mean and the deviation of a uniform distribution over the interval
-        ends, logs = np.log([low - integer / 2, high + integer / 2]), np.log(values)
+        ends, logs = scaled([gene.low - gene.integer / 2, gene.high + gene.integer / 2], gene), scaled(values, gene)
         assert logs.mean() == pytest.approx(ends.mean(), abs=0.05 * np.ptp(ends))
         assert logs.std() == pytest.approx(np.ptp(ends) / 12**0.5, rel=0.05)
     draws = [first_members(replace(ARGS, seed=seed)) for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
-    assert {member.genome for member in first_members(replace(ARGS, init="same"))} == {START}
+    assert all(member.genome == START for member in first_members(replace(ARGS, init="same")))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +74,7 @@ def test_a_spread_starts_with_the_given_genome_and_draws_the_hyperparameters_of_
     [(2.0, 3.0, 6.0), (6.0, 3.0, 100 / 18), (2.0, 1 / 4, 2.0), (2.0, 1 / 3, 1.5), (1.0, 0.5, 2.0), (10.0, 1.25, 8.0)],
 )
 def test_a_product_beyond_a_limit_is_reflected_there(value, factor, expected, rng):
-    assert Range(1, 10).multiply(value, factor, rng) == pytest.approx(expected)
+    assert Gene(1, 10).multiply(value, factor, rng) == pytest.approx(expected)
 
 
 # ---- ranking and tournaments
@@ -117,43 +126,47 @@ def test_limits_hold_over_30_000_mutations_and_every_integer_is_reached(rng):
     for _ in range(30_000):
         parent, genome = genome, mutate_genome(genome, "hyperparameters", ARGS, rng)
         assert genome != parent, "each mutation changes something"
-        seen[genome.learn_every] += 1
-        for name in HYPERPARAMETERS:
-            assert Range.of(name, ARGS).low <= getattr(genome, name) <= Range.of(name, ARGS).high
+        seen[genome.hyperparameters["learn_every"]] += 1
+        for name, gene in ARGS.evolving.items():
+            assert gene.low <= genome.hyperparameters[name] <= gene.high
     assert sorted(seen) == list(range(1, 121))
 
 
-@pytest.mark.parametrize("name", HYPERPARAMETERS)
-def test_away_from_the_limits_genes_do_not_drift(name, rng):
-    value, bounds = getattr(START, name), Range.of(name, ARGS)
-    assert bounds.low * 2.5 < value < bounds.high / 2.5, "no step reaches a limit"
-    moved = [move(value, bounds, ARGS, rng) for _ in range(100_000)]
-    assert abs(np.log(np.array(moved) / value).mean()) < 0.005
-    half = 0.5 if bounds.integer else 1e-9
-    assert (value - half) / 2.5 - half <= min(moved) <= max(moved) <= (value + half) * 2.5 + half
+@pytest.mark.parametrize("step", [None, 1.5])
+@pytest.mark.parametrize("name", GENES)
+def test_away_from_the_limits_genes_do_not_drift(name, step, rng):
+    value, gene = getattr(ARGS, name), ARGS.evolving[name]._replace(step=step)
+    factor, half = step or 2.5, 0.5 if gene.integer else 1e-9
+    start = scaled([gene.low, value, gene.high], gene)
+    assert (np.diff(start) > np.log(2.5)).all(), "no step reaches a limit"
+    moved = [gene.move(value, ARGS, rng) for _ in range(100_000)]
     assert value not in moved
+    steps = np.exp(scaled(moved, gene) - start[1])
+    assert abs(np.log(steps).mean()) < 0.006
+    assert (1 - half / value) / factor - half / value <= min(steps)
+    assert max(steps) <= (1 + half / value) * factor + half / value
 
 
 def test_a_step_leaves_the_log_uniform_distribution_as_it_is_up_to_the_limits(rng):
     """A test that clipping at the limits, or drawing again, would fail: their first and last bins are off."""
-    bounds = Range(1e-5, 1e-1)
-    moved = [move(bounds.sample(rng), bounds, ARGS, rng) for _ in range(40_000)]
+    bounds = Gene(1e-5, 1e-1)
+    moved = [bounds.move(bounds.sample(rng), ARGS, rng) for _ in range(40_000)]
     counts, _ = np.histogram(np.log10(moved), bins=40, range=(-5, -1))
     assert_distribution(counts, np.full(40, 1 / 40))
 
 
 def test_an_integer_at_its_limit_moves_by_one_at_least_and_the_seeds_factors_can_be_set(rng):
-    small, bounds = replace(ARGS, grow_factor=(1.01, 1.01), shrink_factor=(1.01, 1.01)), Range(1, 120, integer=True)
-    assert min(move(1, bounds, SEEDS_OWN, rng) for _ in range(500)) == 2
-    assert {move(120, bounds, small, rng) for _ in range(500)} == {118, 119}
-    assert move(5, Range(5, 5, integer=True), ARGS, rng) == 5
-    rates = {round(move(1e-3, Range(1e-5, 1e-1), SEEDS_OWN, rng), 9) for _ in range(100)}
+    small, bounds = replace(ARGS, grow_factor=(1.01, 1.01), shrink_factor=(1.01, 1.01)), Gene(1, 120, integer=True)
+    assert min(bounds.move(1, SEEDS_OWN, rng) for _ in range(500)) == 2
+    assert {bounds.move(120, small, rng) for _ in range(500)} == {118, 119}
+    assert Gene(5, 5, integer=True).move(5, ARGS, rng) == 5
+    rates = {round(Gene(1e-5, 1e-1).move(1e-3, SEEDS_OWN, rng), 9) for _ in range(100)}
     assert rates == {1.5e-3, 0.75e-3}
 
 
 def test_architectures_grow_and_shrink_equally_often_inside_their_limits(rng):
     genome, wider, narrower = replace(START, hidden=(64,)), 0, 0
-    args = replace(ARGS, units_range=(16, 80), new_layer=0.01)
+    args = replace(ARGS, units_range=(16, 80), new_layer=0.01, remove_layer=0.0)
     for _ in range(5000):
         parent, genome = genome, mutate_genome(genome, "architecture", args, rng)
         assert replace(parent, hidden=genome.hidden) == genome, "other genes stay"
@@ -174,9 +187,44 @@ def test_a_relu_net_gets_a_copy_of_a_layers_size_and_others_are_widened(rng):
         assert sorted(after > before for before, after in zip((64, 32), genome.hidden, strict=True)) == [0, 1]
 
 
+def test_layers_are_removed_down_to_the_first_one(rng):
+    args = replace(ARGS, remove_layer=1.0, new_layer=0.0)
+    assert {mutate_genome(START, "architecture", args, rng).hidden == (64,) for _ in range(50)} == {True, False}
+    for fewest in (1, 2):
+        genome = START
+        for _ in range(50):
+            genome = mutate_genome(genome, "architecture", replace(args, layers_range=(fewest, 3)), rng)
+        assert len(genome.hidden) == fewest
+
+
+def test_convolutions_come_and_go_and_change_channels_and_kernels_inside_their_limits(rng):
+    args = replace(ARGS, **IMAGES, remove_layer=0.2)
+    genome, first, changes = first_members(args)[0].genome, args.first_convolutions, Counter()
+    most = largest_genome(args)
+    for _ in range(4000):
+        parent, genome = genome, mutate_genome(genome, "architecture", args, rng)
+        before, after = parent.convolutions, genome.convolutions
+        assert replace(parent, hidden=genome.hidden, convolutions=after) == genome, "other genes stay"
+        assert 3 <= len(after) <= args.convolutions_range[1] == len(most.convolutions)
+        strided = [each for each in after if not each.keeps_size]
+        assert [(each.stride, each.kernel - 2 * each.padding) for each in strided] == [each[2:0:-1] for each in first]
+        assert all(8 <= each.channels <= 64 and 1 <= each.kernel <= 10 for each in after)
+        if len(before) != len(after):
+            changes["added" if len(after) > len(before) else "removed"] += 1
+            continue
+        for old, new in zip(before, after, strict=True):
+            wider, larger = np.sign([new.channels - old.channels, new.kernel - old.kernel]).tolist()
+            changes[wider, larger] += 1
+    steps = [(0, -1), (0, 1), (-1, 0), (1, 0)]
+    assert changes.keys() == {"added", "removed", (0, 0), *steps}
+    assert changes["added"] - changes["removed"] <= 2
+    assert all(changes[step] > 20 for step in steps)
+    assert [each[1:] for each in most.convolutions] == [(10, 4, 1), (10, 2, 3), (9, 1, 3), (9, 1, 4), (9, 1, 4)]
+
+
 def test_an_activation_mutates_to_each_of_the_others(rng):
-    drawn = {mutate_genome(START, "activation", ARGS, rng) for _ in range(100)}
-    assert drawn == {replace(START, activation=name) for name in ACTIVATIONS[1:]}
+    drawn = {mutate_genome(START, "activation", ARGS, rng).to_json() for _ in range(100)}
+    assert drawn == {replace(START, activation=name).to_json() for name in ACTIVATIONS[1:]}
 
 
 # ---- births

@@ -11,25 +11,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a3c_mp.population.evolution import Genome, Member, mutate_genome
-from a3c_mp.population.growth import MemberState, breed
-from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Args
+from a3c_mp.population.growth import MemberState, Spaces, breed
+from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Args, Convolution
 
 INPUTS, ACTIONS = 5, 3
-SPACES = Box(-1, 1, (INPUTS,)), Discrete(ACTIONS)
+SPACES = Spaces.of(Box(-1, 1, (INPUTS,)), Discrete(ACTIONS))
+IMAGES = Spaces.of(Box(0, 255, (2, 44, 44), np.uint8), Discrete(ACTIONS))
+CONVOLUTIONS = (Convolution(5, 8, 4), Convolution(6, 4, 2), Convolution(7, 3, 1))
+ARGS = Args(units_range=(1, 512), channels_range=(1, 64), genes=("learning_rate",))
 widths = st.integers(1, 300)
 hidden_sizes = st.lists(widths, min_size=1, max_size=3).map(tuple)
 
 
-def observations(num=64, seed=0):
-    return 3 * torch.randn(num, INPUTS, generator=torch.Generator().manual_seed(seed))
+def observations(num=64, seed=0, image=False):
+    rng = torch.Generator().manual_seed(seed)
+    if image:
+        return torch.randint(0, 256, (num // 4, *IMAGES.obs_shape), dtype=torch.uint8, generator=rng)
+    return 3 * torch.randn(num, INPUTS, generator=rng)
 
 
-def a_member(hidden, activation="relu", updates=2, seed=0):
+def a_member(hidden, activation="relu", updates=2, seed=0, convolutions=()):
     """A member after some updates, with statistics of observations and a target net that lags behind."""
     torch.manual_seed(seed)
-    member = MemberState.make(SPACES, Genome(1e-3, 32, 4, hidden, activation), adam_eps=1e-5)
-    member.net.norm.update(1 + observations())
-    member.target_net.norm.update(7 * observations())
+    genome, image = Genome({"learning_rate": 1e-3}, hidden, activation, convolutions), bool(convolutions)
+    member = MemberState.make(IMAGES if image else SPACES, genome, ARGS)
+    member.net.norm.update(1 + observations(image=image))
+    member.target_net.norm.update(7 * observations(image=image))
     for update in range(updates):
         update_once(member, seed=100 * seed + update)
     return member
@@ -37,25 +44,27 @@ def a_member(hidden, activation="relu", updates=2, seed=0):
 
 def child_of(member, kind="architecture", seed=0, **genes):
     """A child with other genes, or with noise."""
-    return breed(member, Member(1, 0, kind, replace(member.genome, **genes), seed), SPACES, noise=0.1)
+    spaces = IMAGES if member.genome.convolutions else SPACES
+    return breed(member, Member(1, 0, kind, replace(member.genome, **genes), seed), spaces, ARGS)
 
 
 def hidden_of(member):
-    return tuple(len(layer[0].bias) for layer in member.net.layers()[:-1])
+    return tuple(len(layer[0].bias) for layer in member.net.layers()[len(member.genome.convolutions) : -1])
 
 
 def update_once(member, seed=0):
     """One update towards random targets; returns the gradients by name."""
-    targets = torch.randn(64, ACTIONS, generator=torch.Generator().manual_seed(seed + 1000))
+    obs = observations(seed=seed, image=bool(member.genome.convolutions))
+    targets = torch.randn(len(obs), ACTIONS, generator=torch.Generator().manual_seed(seed + 1000))
     member.optimizer.zero_grad()
-    (member.net(observations(seed=seed))[0] - targets).square().mean().backward()
+    (member.net(obs)[0] - targets).square().mean().backward()
     member.optimizer.step()
     return {name: param.grad.clone() for name, param in member.net.named_parameters()}
 
 
 def outputs(member):
     """Of both nets, in float64: in float32 they would differ with the order in which a wider layer adds up."""
-    obs = observations(seed=9).double()
+    obs = observations(seed=9, image=True) if member.genome.convolutions else observations(seed=9).double()
     with torch.no_grad():
         return tuple(copy.deepcopy(net).double()(obs)[0] for net in (member.net, member.target_net))
 
@@ -73,6 +82,11 @@ def equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+def assert_same(ones, others):
+    for q, expected in zip(ones, others, strict=True):
+        assert ((q - expected).abs() <= 1e-12 * (1 + expected.abs())).all(), (q - expected).abs().max()
+
+
 @settings(deadline=None, max_examples=100)
 @given(hidden_sizes, st.sampled_from(ACTIVATIONS), st.booleans(), st.integers(0, 2), st.data())
 def test_a_wider_net_and_a_deeper_relu_net_have_the_same_outputs(hidden, activation, deepens, updates, data):
@@ -82,12 +96,75 @@ def test_a_wider_net_and_a_deeper_relu_net_have_the_same_outputs(hidden, activat
     before = outputs(member)
     grown = child_of(member, hidden=(*hidden[: place + 1], *hidden[place:]) if deepens else wider)
     assert hidden_of(grown) == grown.genome.hidden
-    for q, expected in zip(outputs(grown), before, strict=True):
-        assert ((q - expected).abs() <= 1e-12 * (1 + expected.abs())).all(), (q - expected).abs().max()
+    assert_same(outputs(grown), before)
     assert not torch.equal(grown.net.norm.shift, grown.target_net.norm.shift), "the target net was not synchronised"
     assert grown.updates == member.updates == updates
     update_once(grown)
     assert grown.updates == updates + 1
+
+
+def changed(place, **changes):
+    return tuple(each._replace(**changes) if i == place else each for i, each in enumerate(CONVOLUTIONS))
+
+
+ADDED = Convolution(6, 3, 1, padding=1)
+GROWN = {
+    "wider first": {"convolutions": changed(0, channels=9)},
+    "wider last": {"convolutions": changed(2, channels=8)},
+    "wider hidden": {"hidden": (12, 4)},
+    "larger kernel, strided": {"convolutions": changed(0, kernel=10, padding=1)},
+    "larger kernel": {"convolutions": changed(2, kernel=5, padding=1)},
+    "another hidden": {"hidden": (6, 6, 4)},
+    "another convolution": {"convolutions": (*CONVOLUTIONS[:2], ADDED, CONVOLUTIONS[2])},
+    "another last convolution": {"convolutions": (*CONVOLUTIONS, ADDED._replace(channels=7))},
+}
+"""a convolutional net with two hidden layers, larger in one way"""
+
+
+@pytest.mark.parametrize("grown", GROWN.values(), ids=GROWN)
+def test_a_larger_convolutional_net_has_the_same_outputs_and_shrinks_to_what_it_was(grown):
+    member = a_member((6, 4), convolutions=CONVOLUTIONS)
+    child = child_of(member, **grown)
+    assert [tuple(layer[0].weight.shape[:1]) for layer in child.net.layers()[:3]] == [
+        (each.channels,) for each in child.genome.convolutions[:3]
+    ]
+    assert_same(outputs(child), outputs(member))
+    assert child.updates == 2
+    again, first = child_of(child, hidden=(6, 4), convolutions=CONVOLUTIONS, seed=1), state(member)
+    found = state(again)
+    if len(child.genome.layers) > 5:  # a layer that goes takes the moments of the next one's weights with it
+        found, first = ({n: x for n, x in each.items() if not n.startswith("exp_avg")} for each in (found, first))
+    assert equal(found, first)
+    update_once(child)
+    assert not torch.equal(child.net.layers()[0][0].weight[:5], member.net.layers()[0][0].weight)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("hidden", [(6, 5, 4), (6, 6)])
+def test_a_layer_that_goes_is_multiplied_into_the_next_one(hidden, activation):
+    member = a_member(hidden, activation)
+    child = child_of(member, hidden=hidden[:1] + hidden[2:])
+    for head, old in ((child.net.value, member.net.value), (child.net.advantage, member.net.advantage)):
+        torch.testing.assert_close(head[0].weight, old[2].weight @ old[0].weight)
+        torch.testing.assert_close(head[0].bias, old[2].weight @ old[0].bias + old[2].bias)
+        assert (child.optimizer.state[head[0].weight]["exp_avg"] == 0).all()
+    assert child.updates == 2
+    update_once(child)
+
+
+def test_convolutional_nets_live_through_mutations_of_every_kind():
+    rng, member = np.random.default_rng(0), a_member((6, 4), convolutions=CONVOLUTIONS)
+    args = replace(ARGS, remove_layer=0.3, new_layer=0.3, units_range=(2, 16), channels_range=(2, 12))
+    sizes = set()
+    for seed in range(30):
+        kind = MUTATIONS[1 + seed % 2]
+        genome = mutate_genome(member.genome, kind, args, rng)
+        member = child_of(member, kind, seed, **vars(genome))
+        sizes.add(tuple(type(layer) for layer in genome.layers))
+        assert hidden_of(member) == genome.hidden
+        update_once(member, seed)
+        assert all(tensor.isfinite().all() for tensor in state(member).values())
+    assert len(sizes) >= 5
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -199,10 +276,10 @@ def test_a_survivor_keeps_every_bit_and_children_share_nothing_with_their_parent
     assert children[0].optimizer.defaults == member.optimizer.defaults
     for kind in MUTATIONS:
         for new_layer in (0.0, 1.0):
-            genome = mutate_genome(member.genome, kind, Args(units_range=(1, 512), new_layer=new_layer), rng)
+            genome = mutate_genome(member.genome, kind, replace(ARGS, new_layer=new_layer), rng)
             children.append(child_of(member, kind, int(rng.integers(2**63)), **vars(genome)))
             assert hidden_of(children[-1]) == genome.hidden
-            assert children[-1].optimizer.param_groups[0]["lr"] == genome.learning_rate
+            assert children[-1].optimizer.param_groups[0]["lr"] == genome.hyperparameters["learning_rate"]
             assert equal(state(children[-1]), before) == (kind not in ("architecture", "parameters"))
     family = [member, *children]
     addresses = [{tensor.untyped_storage().data_ptr() for tensor in state(each).values()} for each in family]
@@ -211,5 +288,5 @@ def test_a_survivor_keeps_every_bit_and_children_share_nothing_with_their_parent
         update_once(child)
         child.optimizer.param_groups[0]["lr"] = 9.0
     assert equal(state(member), before), "children that learn leave their parent as it is"
-    assert member.optimizer.param_groups[0]["lr"] == member.genome.learning_rate
+    assert member.optimizer.param_groups[0]["lr"] == member.genome.hyperparameters["learning_rate"]
     assert not any(param.requires_grad for child in children for param in child.target_net.parameters())

@@ -1,6 +1,7 @@
 """A population: what a member does in a generation, and what is kept of it; whole runs are in test_population_runs."""
 
 import dataclasses
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,13 +11,15 @@ import torch
 import train_population
 from a3c_mp.population import member as member_module
 from a3c_mp.population.evolution import Genome, first_members
-from a3c_mp.population.growth import MemberState
+from a3c_mp.population.genes import GENES
+from a3c_mp.population.growth import MemberState, Spaces
 from a3c_mp.population.population import EliteNet, Population, PopulationMemory, saved_net
-from a3c_mp.population.settings import Args
+from a3c_mp.population.settings import IMAGES, Args
 from a3c_mp.processes.pool import Token
 from a3c_mp.run.preflight import probe_env
 
 SPACES = probe_env("CartPole-v1")
+NET = Spaces.of(*SPACES)
 FAST = Args(
     population=2, num_envs=4, generation_steps=200, learning_starts=100, eval_episodes=4, learn_every=120,
     units_range=(16, 64), init="same",
@@ -31,9 +34,9 @@ def live(population, place, beat=lambda: None):
     member_module.run_member(channel, train_population.member, population.args, population.memory)
 
 
-def generations_later(num, genomes=(START, START), **changes):
+def generations_later(num, genomes=(START, START), spaces=SPACES, **changes):
     """A population after some generations; in the current one, its places have these genomes."""
-    population = Population(dataclasses.replace(FAST, **changes), SPACES)
+    population = Population(dataclasses.replace(FAST, **changes), spaces)
     for generation in range(num):
         for place in range(2):
             live(population, place)
@@ -60,9 +63,30 @@ def updates(monkeypatch):
 # ---- genes
 
 
+def with_genes(**genes):
+    return dataclasses.replace(START, hyperparameters=START.hyperparameters | genes)
+
+
+@pytest.mark.parametrize("name", GENES)
+def test_a_gene_is_a_setting_that_only_its_member_has(updates, monkeypatch, name):
+    """Whatever reads the setting in a member's process reads the member's own value."""
+    start, value = getattr(FAST, name), {"gamma": 0.5}.get(name, GENES[name].low)
+    seen, learn = [], train_population.learn
+    monkeypatch.setattr(
+        train_population, "learn", lambda args, *rest: (seen.append(getattr(args, name)), learn(args, *rest))
+    )
+    own = dataclasses.replace(START, hyperparameters={name: value})
+    population = generations_later(1, (START, own), genes=(name,), **{"learn_every": 40} | {name: start})
+    for place, expected in enumerate((start, value)):
+        seen.clear()
+        live(population, place)
+        assert set(seen) == {expected}
+
+
 @pytest.mark.parametrize("learn_every", [1, 3, 64])
 def test_each_gene_acts(updates, learn_every):
-    population = generations_later(1, genomes=(START, Genome(2.5e-3, 17, learn_every, (24, 40))))
+    genes = {"learning_rate": 2.5e-3, "batch_size": 17, "learn_every": learn_every}
+    population = generations_later(1, genomes=(START, Genome(genes, (24, 40))))
     updates.clear()
     live(population, 1)
     assert updates[0].state.optimizer.param_groups[0]["lr"] == 2.5e-3
@@ -77,7 +101,7 @@ def test_each_gene_acts(updates, learn_every):
 def test_the_target_net_of_a_member_that_learns_rarely_moves_too(updates, monkeypatch):
     moved = []
     monkeypatch.setattr(train_population, "move_target", lambda *args: moved.append(len(updates)))
-    rarely, never = dataclasses.replace(START, learn_every=40), dataclasses.replace(START, learn_every=1000)
+    rarely, never = (with_genes(learn_every=steps) for steps in (40, 1000))
     generations_later(6, genomes=(rarely, never), target_period=6)
     assert [update.number for update in updates[-5:]] == [1, 2, 3, 4, 5], "a generation has fewer than six"
     assert [first - second for first, second in zip(moved[1:], moved, strict=False)] == [6] * (len(moved) - 1)
@@ -89,7 +113,7 @@ def test_the_target_net_of_a_member_that_learns_rarely_moves_too(updates, monkey
 
 @pytest.mark.parametrize("generation", [1, 5])
 def test_members_draw_all_finished_generations_and_their_own_new_transitions(updates, generation):
-    population = generations_later(generation, (dataclasses.replace(START, learn_every=20),) * 2, replay_size=400)
+    population = generations_later(generation, (with_genes(learn_every=20),) * 2, replay_size=400)
     shards, before = population.memory.shards, population.memory.rows.numpy().copy()
     if generation == 5:
         assert before.min() > shards.rows, "the lanes have come round"
@@ -113,26 +137,59 @@ def test_members_draw_all_finished_generations_and_their_own_new_transitions(upd
     assert is_new.mean() > 0.1
 
 
-def test_members_compute_targets_with_their_own_discount_factor(updates):
+@pytest.mark.parametrize(("env_id", "num_generations"), [("CartPole-v1", 5), ("envs:Masked-v0", 2)])
+def test_returns_are_of_the_members_own_number_of_steps_and_discount_factor(monkeypatch, env_id, num_generations):
+    """Against a walk from each transition to the next, in lanes that have come round and are being written to."""
+    lengths, learn = set(), train_population.learn
+
+    def checked(args, generation, batch):
+        shards, replay = generation.replay.shards, generation.replay
+        for i, (row, lane) in enumerate(zip(*np.divmod(batch.ids.numpy(), shards.num_lanes), strict=True)):
+            total, discount, at = 0.0, 1.0, row
+            for steps in range(args.n_step):
+                if steps and (at >= replay.seen[lane] or not shards.priority[lane, at % shards.rows] > 0):
+                    break
+                total += discount * shards.reward[lane, at % shards.rows]
+                discount *= args.gamma * shards.discount[lane, at % shards.rows]
+                if not discount:
+                    break
+                at += 1
+            lengths.add(at - row)
+            assert batch.reward[i] == pytest.approx(total, rel=1e-5)
+            assert batch.discount[i] == pytest.approx(discount, rel=1e-5)
+            if discount:
+                assert (batch.next_obs[i].numpy() == shards.frame[lane, at % shards.rows]).all()
+                assert (batch.next_mask[i].numpy() == shards.mask[lane, at % shards.rows]).all()
+        learn(args, generation, batch)
+
+    monkeypatch.setattr(train_population, "learn", checked)
+    own = {"learn_every": 20, "n_step": 4, "gamma": 0.9}
+    spaces = probe_env(env_id)
+    generations_later(
+        num_generations, (with_genes(**own),) * 2, spaces, env_id=env_id, replay_size=400, n_step=3, learn_every=20
+    )
+    assert lengths >= {1, 2, 3, 4}
+
+
+def test_the_loss_is_that_of_double_q_learning(updates):
     args = generations_later(2).args
-    net, target_net, *_ = MemberState.make(SPACES, START, args.adam_eps)
+    net, target_net, *_ = MemberState.make(NET, START, args)
     torch.nn.init.normal_(next(iter(target_net.parameters())), std=0.3)  # the two nets differ
     batch = updates[-1].batch
-    assert set(batch.discount.tolist()) == {0.0, 1.0}, "no writer's discount factor"
-    for gamma in (0.9, 0.99):
-        found, _ = train_population.loss(dataclasses.replace(args, gamma=gamma), net, target_net, batch)
-        assert found.item() == pytest.approx(literal_loss(gamma, net, target_net, batch), rel=1e-5)
+    assert set(batch.discount.tolist()) == {0.0, np.float32(0.99).item()}
+    found, _ = train_population.loss(args, net, target_net, batch)
+    assert found.item() == pytest.approx(literal_loss(net, target_net, batch), rel=1e-5)
 
 
 @torch.no_grad()
-def literal_loss(gamma, net, target_net, batch):
+def literal_loss(net, target_net, batch):
     """Mean Huber loss of double Q-learning's errors, one transition after the other."""
     total = 0.0
     for i in range(len(batch.reward)):
         obs, next_obs = batch.obs[i : i + 1], batch.next_obs[i : i + 1]
         best = max(range(2), key=lambda action: float(net(next_obs)[0][0, action]))
         value = float(target_net(next_obs)[0][0, best])
-        target = float(batch.reward[i]) + (gamma * value if batch.discount[i] else 0.0)
+        target = float(batch.reward[i]) + float(batch.discount[i]) * value
         error = abs(target - float(net(obs)[0][0, batch.action[i]]))
         total += error**2 / 2 if error <= 1 else error - 0.5
     return total / len(batch.reward)
@@ -160,6 +217,14 @@ def test_fitness_games_start_alike_for_all_members_and_differ_between_generation
 # ---- what is kept
 
 
+def test_what_a_process_needs_to_start_is_small_enough_for_a_pipe():
+    """Its parent writes all of it before it looks whether the process lives; a pipe takes 64 KiB without a reader."""
+    spaces = probe_env("PongNoFrameskip-v4")
+    assert len(pickle.dumps(spaces)) > 65_536
+    args = Args(**IMAGES | {"population": 2, "replay_size": 100}, env_id="PongNoFrameskip-v4", num_envs=1)
+    assert len(pickle.dumps(PopulationMemory.allocate(args, spaces).spaces)) < 1000
+
+
 def equal(one, other):
     return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
 
@@ -167,7 +232,7 @@ def equal(one, other):
 @pytest.mark.parametrize(("hidden", "activation"), [((16,), "gelu"), ((40, 24), "relu"), ((64, 64, 64), "tanh")])
 def test_a_record_holds_every_bit_of_a_member(hidden, activation):
     torch.manual_seed(0)
-    state = MemberState.make(SPACES, Genome(0.1 + 0.2, 64, 4, hidden, activation), 1e-5)
+    state = MemberState.make(NET, Genome({"learning_rate": 0.1 + 0.2}, hidden, activation), FAST)
     for _ in range(3):
         for parameter in state.net.parameters():
             parameter.grad = torch.randn_like(parameter)
@@ -176,7 +241,7 @@ def test_a_record_holds_every_bit_of_a_member(hidden, activation):
     record = PopulationMemory.allocate(FAST, SPACES).births[0]
     state.write(record)
     written = [field.clone() for field in record.values()]
-    restored = MemberState.read(record, SPACES, 1e-5)
+    restored = MemberState.read(record, NET, FAST)
     assert (restored.genome, restored.updates) == (state.genome, 3)
     assert restored.optimizer.param_groups[0]["lr"] == 0.1 + 0.2
     assert not any(parameter.requires_grad for parameter in restored.target_net.parameters())
@@ -188,8 +253,8 @@ def test_a_record_holds_every_bit_of_a_member(hidden, activation):
 
 
 def test_the_net_of_the_fittest_is_restored_with_its_architecture():
-    large, loaded = Genome(1e-3, 64, 4, (24, 40, 32), "tanh"), EliteNet(SPACES, START)
-    net = MemberState.make(SPACES, large, 1e-5).net
+    large, loaded = Genome({"gamma": 0.9}, (24, 40, 32), "tanh"), EliteNet(SPACES, START)
+    net = MemberState.make(NET, large, FAST).net
     loaded.load_state_dict(saved_net(large.to_json(), net.state_dict()))
     assert loaded.genome == large
     obs = torch.randn(5, 4)

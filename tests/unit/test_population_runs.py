@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from envs import EPISODE_LENGTH
-from harness import POPULATION
+from harness import POPULATION, with_changes
 from inline import InlineWorkers
 
 import train_population
@@ -133,7 +133,7 @@ def test_a_member_whose_weights_are_not_finite_ranks_last_and_has_no_children(ru
 
 
 def test_where_all_members_have_diverged_the_run_fails(run_inline):
-    flags = ["--init", "same", "--learning-rate", "1e36", "--learning-rate-range", "1", "1e36"]
+    flags = ["--init", "same", "--learning-rate", "1e36", "--genes", "learning-rate=1:1e36"]
     done = run_inline.train(POPULATION, *flags)
     assert done.code == 1
     why = "no member has a finite fitness: all have diverged; lower the learning rates"
@@ -191,6 +191,74 @@ def test_play_takes_any_member_of_the_newest_generation(run_inline):
         run_inline("play.py", "runs/r", "--member", "2")
     with pytest.raises(ConfigError, match="member=0: a best checkpoint has the fittest member alone; name the run"):
         run_inline("play.py", str(done.best), "--member", "0")
+
+
+# ---- genes and images
+
+
+def test_the_log_and_the_lineage_say_which_genes_mutate_and_a_resumed_run_can_have_others(run_inline):
+    quick = [
+        "--mutate-none",
+        "0",
+        "--mutate-architecture",
+        "0",
+        "--mutate-parameters",
+        "0",
+        "--checkpoint-steps",
+        "400",
+    ]
+    done = run_inline.train(POPULATION, *quick, "--genes", "n-step", "gamma=0.9:0.99", "--total-steps", "1200")
+    assert "genes that mutate: n_step 1 to 10 · gamma 0.9 to 0.99\n" in done.log
+    rows = lineage(done)
+    assert [*rows[0]][4:9] == ["kind", "learning_rate", "n_step", "gamma", "hidden"]
+    assert {row["learning_rate"] for row in rows} == {"0.001"}, "no gene"
+    assert len({(row["n_step"], row["gamma"]) for row in rows}) >= 3
+    before = [row["gamma"] for row in rows]
+    again = run_inline(
+        POPULATION.script, "--resume", "runs/r", "--genes", "gamma", "epsilon=0.1:1:2", "--total-steps", "2000"
+    )
+    assert again.code == 0, again.log
+    assert "genes that mutate: gamma 0.9 to 0.999 · epsilon 0.1 to 1 in steps of x 2\n" in again.log
+    rows = lineage(again)
+    assert [row["gamma"] for row in rows[:6]] == before
+    assert {row["epsilon"] for row in rows} > {"", "0.4"}
+    assert run_inline.train(POPULATION, "--no-evolve", "--genes", "gamma", "--total-steps", "400", name="o").code == 0
+    assert "genes that mutate: none" in run_inline.folder("o").joinpath("run.log").read_text()
+
+
+def test_the_example_of_a_gene_has_a_flag_mutates_acts_and_has_a_column(run_inline, monkeypatch, tmp_path):
+    """That of docs/population.md, whose changes are made to the chapter."""
+    (tmp_path / "train_huber.py").write_text(with_changes(POPULATION.script, "population.md"))
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = [*POPULATION.flags, "--mutate-hyperparameters", "9", "--total-steps", "1200", "--huber-width", "2"]
+    done = run_inline("train_huber.py", *flags)
+    assert done.code == 0, done.log
+    assert "learn_every 1 to 120 · huber_width 0.1 to 10 · hidden" in done.log
+    rows = lineage(done)
+    assert rows[0]["huber_width"] == "2.0"
+    assert len({row["huber_width"] for row in rows}) > 2
+    other = run_inline("train_huber.py", *flags[:-1], "3", name="other")
+    assert lineage(other)[0]["sha256"] != rows[0]["sha256"]
+
+
+def test_a_population_learns_from_images(run_inline):
+    """With kills and resumes in process/test_exact.py."""
+    flags = ["--population", "2", "--num-envs", "2", "--generation-steps", "80", "--learning-starts", "40"]
+    flags += ["--eval-episodes", "1", "--eval-max-steps", "20", "--replay-size", "1000", "--total-steps", "320"]
+    flags += ["--convolutions", *"884", "12", *"42", "--hidden", "16", "--batch-size", "16", "--mutate-none", "0"]
+    flags += ["--channels-range", "4", "16", "--mutate-architecture", "99", "--new-layer", "1"]
+    done = run_inline(POPULATION.script, "--env-id", "PongNoFrameskip-v4", *flags)
+    assert done.code == 0, done.log
+    assert done.summary["updates"] > 0
+    assert "obs (4, 84, 84)" in done.log
+    assert "convolutions 1 to 5 of 4 to 16 channels, kernels 1 to 10" in done.log
+    first, _, _, child = lineage(done)
+    assert (first["convolutions"], first["hidden"]) == ("8x8/4 12x4/2", "16")
+    assert (child["convolutions"], child["hidden"]) != (first["convolutions"], first["hidden"])
+    frames = done.state["extra"]["population"]["replay"]["frame"]
+    assert frames.shape[2:] == (84, 84), "each is stored once"
+    played = run_inline("play.py", "runs/r", "--member", "1", "--episodes", "1", "--max-steps", "20")
+    assert played.code == 0, played.err
 
 
 # ---- numbers that are not finite
