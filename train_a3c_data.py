@@ -74,8 +74,8 @@ def gradients(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any
 
 
 def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any) -> dict[str, Any] | None:
-    """Take a gradient step on one batch; return the metrics, or None where NaN or inf was skipped."""
-    return learner.take_step(gradients, args, loss, *batch)  # on a GPU it is one CUDA graph
+    """Take a gradient step on one batch, on a GPU as one CUDA graph; return metrics until the next one, or None."""
+    return learner.take_step(gradients, args, loss, *batch)
 
 
 def epochs(args: PPOArgs, samples: Samples, rng: torch.Generator) -> Iterator[Samples]:

@@ -71,7 +71,7 @@ class Args:
 
 def run_part(name: str, task: dict[str, Any], limit: float) -> Result:
     """Run a part in a process of its own; returns its figures, and why it has failed if it has. Raises nothing."""
-    begun, error = time.monotonic(), None
+    started, error = time.monotonic(), None
     if limit < LEAST_SECONDS:
         return {"seconds": 0.0, "error": "skipped: no time is left", "figures": {}, "output": ""}
     with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as folder:
@@ -95,7 +95,7 @@ def run_part(name: str, task: dict[str, Any], limit: float) -> Result:
         with suppress(OSError, ValueError):
             figures = finite(json.loads(found.read_text()))
         output = log.read_text(errors="replace")[-3000:] if error else ""
-    return {"seconds": round(time.monotonic() - begun, 1), "error": error, "figures": figures, "output": output}
+    return {"seconds": round(time.monotonic() - started, 1), "error": error, "figures": figures, "output": output}
 
 
 def kill_all(folder: str) -> None:
@@ -171,7 +171,7 @@ def main() -> int:
     args, flags = parse_own(Args, __doc__ or "")
     if not torch.cuda.is_available():
         raise ConfigError("cuda", True, "torch sees no GPU that it can use", "see nvidia-smi and docs/gpu.md")
-    begun, cores = time.monotonic(), int(machine()["cores"])
+    started, cores = time.monotonic(), int(machine()["cores"])
     actors = args.num_actors or max(1, cores - 1)
     place = ["--cuda", f"--env-id={PONG}", f"--num-actors={actors}"]
     chapters = ("a3c_data", "a3c_grad", "apex_dqn", "impala")
@@ -189,7 +189,7 @@ def main() -> int:
     def run(name: str, _: int) -> Result:
         print(f"{time.strftime('%H:%M:%S')} {name} ...", flush=True)
         constant, times = LIMITS[name]
-        left = args.limit - (time.monotonic() - begun)
+        left = args.limit - (time.monotonic() - started)
         earlier = {each["row"]: each["figures"] for each in result["runs"]}
         return run_part(name, {**task, "earlier": earlier}, min(constant + times * args.seconds, left))
 

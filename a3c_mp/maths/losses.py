@@ -74,7 +74,7 @@ def approx_kl(log_ratios: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def ratio_metrics(log_ratios: Tensor, clip_ratio: float) -> Metrics:
+def ratio_metrics(log_ratios: Tensor, clip_ratio: Tensor | float) -> Metrics:
     """PPO's approximate KL divergence from the policy that acted, and its share of clipped samples."""
     clipped = (log_ratios.expm1().abs() > clip_ratio).float()
     return {"policy/approx_kl": approx_kl(log_ratios), "policy/clip_fraction": clipped}
@@ -97,7 +97,7 @@ def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> Metrics:
     """
     found = dict(metrics)
     if isinstance(log_ratios := found.pop("policy/log_ratio", None), Tensor):
-        found |= ratio_metrics(log_ratios, float(found.pop("policy/clip_ratio")))
+        found |= ratio_metrics(log_ratios, found.pop("policy/clip_ratio"))
     if "losses/entropy" in metrics:
         found["policy/entropy"] = -metrics["losses/entropy"]
     values, targets = metrics.get("values/value"), metrics.get("values/target")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.run.gpu import cause_of
+from a3c_mp.run.guard import count
 
 MOST_GRAPHS = 32
 """for more shapes of batches they are captured again, so that no memory runs out"""
@@ -32,17 +34,12 @@ class GraphStep:
     def __init__(self, learner: Any):
         self.learner, self.device, self.optimizer = learner, learner.device, learner.optimizer
         self.stream = torch.cuda.Stream(self.device)  # of captures
-        self.graphs: dict[
-            Any, Callable[..., Metrics] | None
-        ] = {}  # by what a capture depends on; None: one step so far
+        self.graphs: dict[Any, Any] = {}  # by what a capture depends on: what launches it; None after the first step
         self.numbers: dict[Any, tuple[float, Tensor]] = {}  # name -> (value, where graphs read it)
         self.first_args = self.last_args = self.settings = learner.args
         self.changing: set[str] = set()  # names of settings
-        self.names: list[str] = []  # of metrics
-        self.sums = torch.zeros(1, device=self.device)  # of each, and the number of steps in them
-        self.skipped = torch.zeros(
-            3, device=self.device
-        )  # steps since `settle`; in a row; most in a row since `settle`
+        self.sums: dict[tuple[str, ...], Tensor] = {}  # of metrics with these names, and the number of steps in them
+        self.skipped = torch.zeros(3, device=self.device)  # since `settle`; in a row; most in a row since `settle`
         learner.settle = self.settle
         learner.run.metrics.sources.append(self.take_means)
 
@@ -50,6 +47,7 @@ class GraphStep:
         """Take a step; the next one with batches of this shape overwrites the metrics that it returns."""
         leaves: list[Any] = []
         _map(leaves.append, batch)
+        leaves = [float(leaf) if _is_number_on_cpu(leaf) else leaf for leaf in leaves]
         inputs = [self._number(i, leaf) if isinstance(leaf, float) else leaf for i, leaf in enumerate(leaves)]
         for i, group in enumerate(self.optimizer.param_groups):
             self._number(f"learning rate {i}", group["lr"])
@@ -64,6 +62,8 @@ class GraphStep:
         if key not in self.graphs:
             if len(self.graphs) == MOST_GRAPHS:
                 self.graphs.clear()
+                text = f"gradient steps depend on more than {MOST_GRAPHS} shapes or values; see docs/gpu.md"
+                count(self.learner.run, "graphs_cleared", 1, text)
             self.graphs[key] = None
             self.stream.wait_stream(current)
             with torch.cuda.stream(self.stream):
@@ -86,6 +86,8 @@ class GraphStep:
         try:  # "thread_local": other threads may wait for the GPU meanwhile
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 metrics = step(places)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             why = f"gradient steps are launched as a CUDA graph, which failed ({cause_of(error)})"
             fix = "leave what waits for the GPU out of loss and net (item, cpu, masks as indices), or turn it off"
@@ -107,17 +109,19 @@ class GraphStep:
             with self._numbers_on_the_gpu(skip.float()):
                 self.optimizer.step()
             means = {name: self._mean(value) for name, value in with_diagnostics(metrics).items()}
-            if not self.names:
-                self.names, self.sums = [*means], torch.zeros(len(means) + 1, device=self.device)
-            values = torch.stack([*(means[name] for name in self.names), self._mean(1.0)])
-            self.sums.add_(values.masked_fill(skip, 0.0))
+            values = torch.stack([*means.values(), self._mean(1.0)])
+            if (names := tuple(means)) not in self.sums:
+                self.sums[names] = torch.zeros_like(values)
+            self.sums[names].add_(values.masked_fill(skip, 0.0))
             num, in_a_row, most = self.skipped
             in_a_row = (in_a_row + 1) * skip
             self.skipped.copy_(torch.stack([num + skip, in_a_row, most.maximum(in_a_row)]))
         return metrics
 
     def _mean(self, value: Tensor | float) -> Tensor:
-        return value.float().mean() if isinstance(value, Tensor) else torch.full((), value, device=self.device)
+        if isinstance(value, Tensor):
+            return value.to(self.device).float().mean()
+        return torch.full((), value, device=self.device)
 
     @contextmanager
     def _numbers_on_the_gpu(self, skip: Tensor) -> Iterator[None]:
@@ -162,24 +166,32 @@ class GraphStep:
         if num:
             self.skipped.copy_(torch.tensor([0.0, in_a_row, in_a_row]))
             self.learner.run.progress.record_update(-num * self.learner.setup.samples_per_update, -num)
-            what = f"gradient {self.learner.updates + 1}"
+            what = f"one of the gradients up to update {self.learner.updates + num}"
             self.learner.gradient_filter.count_skipped(num, most, "the learner", what)
 
     def take_means(self) -> dict[str, float]:
         """Means of the metrics of the steps since the last call."""
-        *sums, num = self.sums.tolist()
-        self.sums.zero_()
-        return {name: total / num for name, total in zip(self.names, sums, strict=True)} if num else {}
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for names, sums in self.sums.items():
+            *totals, num = sums.tolist()
+            sums.zero_()
+            for name, total in zip(names, totals if num else (), strict=bool(num)):
+                found[name].append((total, num))
+        return {name: sum(t for t, _ in pairs) / sum(n for _, n in pairs) for name, pairs in found.items()}
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to all that tuples, lists and mappings hold, at any depth."""
     if isinstance(value, Mapping):
-        return {name: _map(function, part) for name, part in value.items()}
+        return {name: _map(function, value[name]) for name in sorted(value)}
     if not isinstance(value, tuple | list):
         return function(value)
     parts = [_map(function, part) for part in value]
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def _is_number_on_cpu(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_cuda and value.dim() == 0 and value.is_floating_point()
 
 
 def _kind(value: Any) -> Any:
@@ -187,6 +199,6 @@ def _kind(value: Any) -> Any:
     if isinstance(value, float):
         return float
     if isinstance(value, Tensor):
-        on_cpu = value.item() if value.dim() == 0 and not value.is_cuda else None  # a capture makes it a constant
-        return value.shape, value.dtype, value.device, on_cpu
+        constant = value.item() if value.dim() == 0 and not value.is_cuda else None
+        return value.shape, value.dtype, value.device, constant
     return value if isinstance(value, Hashable) else object()

@@ -172,8 +172,8 @@ class Learner:
     def take_step(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics | None:
         """Take a step with the gradients that `gradients(args, learner, loss, *batch)` leaves, and return its metrics.
 
-        A gradient or loss that is not finite is counted and skipped; it returns None then, unless the step is a graph,
-        which does so by itself (see `GraphStep`). Raises TrainingError at five in a row.
+        A gradient or loss that is not finite is counted and skipped: it returns None. A `GraphStep` skips by itself,
+        and always returns metrics, which the next one overwrites. Raises TrainingError at five in a row.
         """
         if self._graph_step is not None:
             return self._graph_step.take(gradients, args, loss, *batch)
@@ -188,9 +188,9 @@ class Learner:
 
     @cached_property
     def _graph_step(self) -> Any:
-        """A `GraphStep`; None on the CPU, with an optimizer that is not fused, and with other learners to wait for."""
-        is_fused = self.optimizer.defaults.get("fused")
-        if self.device.type == "cpu" or not self.args.cuda_graph or not is_fused or self.group.size > 1:
+        """A `GraphStep`; None on the CPU, with optimizers other than fused Adam, with other learners to wait for."""
+        is_fused_adam = isinstance(self.optimizer, torch.optim.Adam) and self.optimizer.defaults["fused"]
+        if self.device.type == "cpu" or not self.args.cuda_graph or not is_fused_adam or self.group.size > 1:
             return None
         from a3c_mp.run.graph_step import GraphStep  # here, as most runs have no GPU
 

@@ -84,11 +84,14 @@ def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoRetur
     is_clear = console.drain() and in_time(flush_output)
     is_clear &= in_time(partial(end_others, own_threads))
     is_clear &= not (dist.is_available() and dist.is_initialized())  # its destructor may wait for peers
-    is_clear &= not torch.cuda.is_initialized()  # torch would warn of memory that processes have shared
+    number = code if isinstance(code, int) else int(code is not None)
+    if is_clear and torch.cuda.is_initialized():  # torch would warn of memory that processes have shared
+        in_time(atexit._run_exitfuncs)
+        atexit.register(os._exit, number)
     if is_clear:
         sys.exit(code)
     in_time(atexit._run_exitfuncs)
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    os._exit(number)
 
 
 def in_time(function: Callable[[], object], seconds: float = END_SECONDS) -> bool:

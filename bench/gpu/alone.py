@@ -54,7 +54,7 @@ class RandomRollouts(Processes):
 
     def __init__(self, seconds: float, save: Callable[..., None]):
         self.seconds, self.save = seconds, save
-        self.begun = self.last = 0.0
+        self.started = self.last = 0.0
         self.updates, self.measured = 0, list[tuple[float, int, int]]()  # of each round: seconds, updates, rollouts
         self.between: list[float] = []  # updates (s)
         self.profiler: Any = None
@@ -90,8 +90,8 @@ class RandomRollouts(Processes):
         """A round ends."""
         torch.cuda.synchronize()
         now = time.perf_counter()
-        self.begun = self.begun or now
-        share = (now - self.begun) / self.seconds
+        self.started = self.started or now
+        share = (now - self.started) / self.seconds
         if WARM_UP < share < PROFILED and self.last:
             self.measured.append((now - self.last, updates - self.updates, size))
         elif share >= PROFILED:
@@ -227,9 +227,9 @@ class Calls:
         """Times of calls for one step each (ms)."""
         function, steps = self.made[what]
         times, until = list[float](), time.perf_counter() + seconds
-        while (begun := time.perf_counter()) < until or len(times) < 3:
+        while (started := time.perf_counter()) < until or len(times) < 3:
             function()
-            times.append(1000 * (time.perf_counter() - begun) / steps)
+            times.append(1000 * (time.perf_counter() - started) / steps)
         times.sort()
         p99 = times[int(0.99 * (len(times) - 1))]
         return {"mean_ms": statistics.fmean(times), "median_ms": statistics.median(times), "p99_ms": p99}

@@ -47,11 +47,11 @@ class Part:
     earlier: dict[str, Figures]
     """figures of other parts"""
     figures: Figures = field(default_factory=dict)
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def left(self) -> float:
-        return max(1.0, self.limit - (time.monotonic() - self.begun))
+        return max(1.0, self.limit - (time.monotonic() - self.started))
 
     def record(self, **figures: Any) -> None:
         self.figures |= figures
