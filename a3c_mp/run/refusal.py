@@ -47,7 +47,7 @@ def _similar_id(module: str, name: str) -> str:
     alike = [other for other in known if other == f"{wanted}noframeskip-v4"] or alike
     if alike := alike or difflib.get_close_matches(wanted, known, n=1, cutoff=0.8):
         meant = known[alike[-1]]  # the newest version
-        return f"perhaps you meant {f'{module}:{meant}' if module else meant}"
+        return f"perhaps you meant {f'{module}:{meant}' if module else f'{meant}, or module:{name}'}"
     if module:
         return f"{module} was imported and registers no {name}: call gymnasium.register in it, or check the spelling"
-    return "check the spelling, or see gymnasium.pprint_registry()"
+    return f"if a module registers it, name that too (module:{name}), or see gymnasium.pprint_registry()"
