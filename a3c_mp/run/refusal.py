@@ -30,6 +30,8 @@ def refusal_of(error: BaseException, env_id: str) -> ConfigError:
         why, fix = f"it raises {why}", "fix the environment, or choose another"
     elif is_missing(error, module):
         why, fix = text, "the module must be installed or lie in the current folder"
+    elif "Box2D is not installed" in text:  # which `make train` does not need
+        fix = "in the source tree: pip install -r requirements-all.txt"
     elif is_imported and name not in registration.registry:
         why = text.split(" Did you mean:")[0].rstrip(".")  # that guess lacks the version
         fix = _similar_id(module, name)
