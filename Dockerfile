@@ -5,10 +5,10 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends git make \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /a3c-mp
-COPY Makefile pyproject.toml requirements.txt ./
+COPY Makefile pyproject.toml requirements.txt requirements-all.txt ./
 # Where torch comes from: by default the build with CUDA. The index of its CPU builds is on pytorch.org ("Get started").
 ARG TORCH_INDEX=""
-RUN PIP_EXTRA_INDEX_URL="$TORCH_INDEX" PIP_NO_CACHE_DIR=1 make .venv/.installed
+RUN PIP_EXTRA_INDEX_URL="$TORCH_INDEX" PIP_NO_CACHE_DIR=1 make .venv/.installed-all
 COPY . .
-RUN touch .venv/.installed
+RUN touch .venv/.installed .venv/.installed-all
 CMD ["make", "train"]

@@ -1,43 +1,48 @@
-# make train: set up and train Pong.  make test: set up and test.  make check: format, lint, types.
+# make train: set up what training needs and train Pong.  make test: set up the rest and test.  make check: format, lint, types.
 # make test-fast: on every save.  make gpu-check: what --cuda does on this machine's GPU, in one file (docs/gpu.md).
 # PYTHON makes $(VENV) and has no effect once that exists; for another Python: make clean, then make PYTHON=python3.12 train.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+RUNS ?= runs
 
 .PHONY: train test test-fast test-slow gpu-check check format tensorboard clean
 
 train: $(VENV)/.installed
 	$(BIN)/python train_a3c_data.py $(ARGS)
 
-test: $(VENV)/.installed
+test: $(VENV)/.installed-all
 	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal $(ARGS)
 
-test-fast: $(VENV)/.installed
+test-fast: $(VENV)/.installed-all
 	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal -m 'not slow and not whole' tests/unit $(ARGS)
 
-test-slow: $(VENV)/.installed
+test-slow: $(VENV)/.installed-all
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-gpu-check: $(VENV)/.installed
+gpu-check: $(VENV)/.installed-all
 	$(BIN)/python bench/gpu_check.py $(ARGS)
 
-check: $(VENV)/.installed
+check: $(VENV)/.installed-all
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(VENV)/.installed
+format: $(VENV)/.installed-all
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 tensorboard: $(VENV)/.installed
-	$(BIN)/tensorboard --logdir runs
+	$(BIN)/tensorboard --logdir $(RUNS)
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+$(VENV)/.installed-all: requirements-all.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-all.txt
 	touch $@
 
 clean:

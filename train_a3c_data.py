@@ -48,9 +48,9 @@ def loss(args: Any, net: Any, samples: Samples) -> tuple[Tensor, dict[str, Any]]
     clipped = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
     policy_loss = -torch.min(ratio * samples.advantages, clipped * samples.advantages).mean()  # PPO, equation 7
     critic_loss = value_loss(values, samples.value_targets)
-    entropy_loss = -policy.entropy().mean()
-    total = policy_loss + args.value_coef * critic_loss + args.entropy_coef * entropy_loss
-    metrics = {"losses/policy": policy_loss, "losses/value": critic_loss, "losses/entropy": entropy_loss}
+    entropy = policy.entropy().mean()
+    total = policy_loss + args.value_coef * critic_loss - args.entropy_coef * entropy
+    metrics = {"losses/policy": policy_loss, "losses/value": critic_loss, "policy/entropy": entropy}
     metrics |= {"values/advantage": samples.advantages, "values/value": values, "values/target": samples.value_targets}
     return total, metrics | {"policy/log_ratio": log_ratio, "policy/clip_ratio": args.clip_ratio}
 

@@ -47,9 +47,9 @@ def loss(args: Args, net: Any, unrolls: Rollout, all_reduce_mean: Callable[..., 
         advantages = normalize(advantages, weights, all_reduce_mean)
     policy_loss = policy_gradient_loss(log_probs, weights * advantages)
     critic_loss = value_loss(values, vs)
-    entropy_loss = -policy.entropy().mean()
-    total = policy_loss + args.value_coef * critic_loss + args.entropy_coef * entropy_loss
-    metrics = {"losses/policy": policy_loss, "losses/value": critic_loss, "losses/entropy": entropy_loss}
+    entropy = policy.entropy().mean()
+    total = policy_loss + args.value_coef * critic_loss - args.entropy_coef * entropy
+    metrics = {"losses/policy": policy_loss, "losses/value": critic_loss, "policy/entropy": entropy}
     metrics |= {"values/advantage": weights * advantages, "values/value": values, "values/target": vs}
     return total, metrics | rho_metrics(log_rhos, args.clip_rho)
 

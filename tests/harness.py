@@ -93,7 +93,7 @@ SMALL = ("--num-actors", "2", "--num-envs", "4", "--unroll-length", "8", "--batc
 EVALUATED = ("--eval-every", "500", "--eval-episodes", "10")
 UNROLLS = (*SMALL[:-2], "--batch-unrolls", "4")
 REPLAY = ("--num-actors", "2", "--num-envs", "4", "--replay-size", "8000", "--learning-starts", "400")
-DROPPED = frozenset({"charts/gradients_too_old", "charts/gradients_not_finite"})
+DROPPED = frozenset({"counts/gradients_too_old", "counts/gradients_not_finite"})
 A3C_DATA = Chapter("a3c_data", "train_a3c_data.py", SMALL)
 A3C_GRAD = Chapter("a3c_grad", "train_a3c_grad.py", SMALL, metrics=DROPPED)
 APEX_DQN = Chapter("apex_dqn", "train_apex.py", (*REPLAY, "--replay-ratio", "4", "--batch-size", "32"), learners=True)

@@ -35,10 +35,11 @@ def main() -> int:
         if run is not status:
             command.add_argument("--num-cpus", type=int, help="places for actors; default: the cores of this machine")
             command.add_argument("--num-gpus", type=int, help="GPUs for actors; default: those of this machine")
-            command.add_argument("--host", help="address of this machine for other nodes; default: loopback only")
+            default = "loopback only" if run is head else "that from which it connects to the head"
+            command.add_argument("--host", help=f"address of this machine for other nodes; default: {default}")
             what = "ports of this node, for a firewall; default: any"
             command.add_argument("--node-ports", type=int, nargs=2, metavar=("FIRST", "LAST"), help=what)
-    commands.choices["head"].add_argument("--port", type=int, default=PORT)
+    commands.choices["head"].add_argument("--port", type=int, default=PORT, help=f"of the head; default: {PORT}")
     commands.choices["join"].add_argument("address", help="HOST:PORT of the head")
     commands.choices["status"].add_argument("address", nargs="?", default="auto", help="HOST:PORT of the head, or auto")
     args = parser.parse_args()

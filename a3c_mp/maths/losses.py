@@ -92,14 +92,12 @@ def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
 def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> Metrics:
     """The metrics of a loss and those derived from them, which only updates that are recorded need.
 
-    They are the entropy, the explained variance 1 - Var(target - V) / Var(target), and `ratio_metrics` in place of
-    policy/log_ratio and policy/clip_ratio.
+    They are the explained variance 1 - Var(target - V) / Var(target), and `ratio_metrics` in place of policy/log_ratio
+    and policy/clip_ratio.
     """
     found = dict(metrics)
     if isinstance(log_ratios := found.pop("policy/log_ratio", None), Tensor):
         found |= ratio_metrics(log_ratios, found.pop("policy/clip_ratio"))
-    if "losses/entropy" in metrics:
-        found["policy/entropy"] = -metrics["losses/entropy"]
     values, targets = metrics.get("values/value"), metrics.get("values/target")
     if isinstance(values, Tensor) and isinstance(targets, Tensor):
         variance = targets.var(correction=0)

@@ -92,7 +92,7 @@ def label_of(runs: list[Curve], groups: list[list[Curve]]) -> str:
             value = f"{value:g}" if isinstance(value, float) else str(value)
             value = re.sub("(?<=^.{8})[^+]*", "", value) if name == "commit" else value  # 8 digits, + if changed
             parts.append(f"{name.replace('_', '-')} {value}")
-    return ", ".join(parts) + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
+    return ", ".join(parts) + (f" ({len(runs)} runs)" if len(runs) > 1 else "")
 
 
 class Band(NamedTuple):

@@ -19,12 +19,12 @@ from a3c_mp.processes.prints import prints
 PRINTED_LINES = 1_000
 """lines in `run.log` of what child processes print: an environment that prints in each step would fill the disk"""
 LINE_SECONDS = 10.0
-"""time between progress lines where there is no terminal"""
+"""time between progress lines in `run.log`, and on the console where there is no terminal"""
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red"}
 
 
 class Display:
-    """The progress of a run: a bar on a terminal, elsewhere a line every `LINE_SECONDS`."""
+    """The progress of a run: a bar on a terminal, elsewhere and in `run.log` a line every `LINE_SECONDS`."""
 
     def __init__(self, total_steps: int, log: logging.Logger, steps: int = 0):
         self.log, self.total_steps, self.last_line = log, total_steps, time.monotonic()
@@ -39,9 +39,9 @@ class Display:
         eta = str(timedelta(seconds=max(int(seconds_left), 0))) if math.isfinite(seconds_left) else "-"
         if self.has_bar:
             console.show(steps, self.total_steps, line, eta)
-        elif time.monotonic() - self.last_line >= LINE_SECONDS:
+        if time.monotonic() - self.last_line >= LINE_SECONDS:
             self.last_line = time.monotonic()
-            self.log.info(f"{steps:,} steps  {line}  ETA {eta}")
+            self.log.info(f"{steps:,} steps  {line}  ETA {eta}", extra={"is_on_bar": self.has_bar})
 
     def close(self) -> None:
         console.close_bar()
@@ -50,7 +50,8 @@ class Display:
 
 class ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        console.print(Text(self.format(record), style=STYLES.get(record.levelno, "")))
+        if not getattr(record, "is_on_bar", False):
+            console.print(Text(self.format(record), style=STYLES.get(record.levelno, "")))
 
 
 def _shorten_paths(record: logging.LogRecord) -> bool:

@@ -111,9 +111,9 @@ def open_rendered(env_id: str, video: Path) -> gymnasium.Env:
             env.reset(seed=0)
             frame_of(env)
     except Exception as error:  # an environment of the user's own can raise anything
-        fix = "leave --video out"
+        fix = "let it take render_mode and give images (docs/environments.md), or leave --video out"
         if "mujoco" in sys.modules:
-            fix = f"set MUJOCO_GL to a library that this machine has (egl, osmesa, glfw), or {fix}"
+            fix = "set MUJOCO_GL to a library that this machine has (egl, osmesa, glfw), or leave --video out"
         raise ConfigError("video", video, f"{env_id} cannot be rendered: {describe(error)}", fix) from error
     return env
 

@@ -56,6 +56,7 @@ class MetricsWriter:
         self.event_file = EventFile(self.folder, None if args.resume is None else steps + 1, self.log)
         rows = [f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items()]
         self.event_file.text(steps, "hyperparameters", "\n".join(["|setting|value|", "|-|-|", *rows]))
+        self.event_file.main_curves(steps)
         self.tracker = None if args.track == "none" else Tracker(args, self.folder, self.log)
         self.display = Display(args.total_steps, self.log, steps)
         self.signs = Signs(self.progress, FOUND[args.env_id], self.log) if args.env_id in FOUND else None
@@ -143,7 +144,7 @@ class MetricsWriter:
         progress = self.progress
         return {
             **({"charts/mean_return_100": progress.window.mean} if progress.window.returns else {}),
-            **{f"charts/{name}": float(count) for name, count in progress.counters.items()},
+            **{f"counts/{name}": float(count) for name, count in progress.counters.items()},
             **{name: read() for name, read in self.gauges.items()},
             "time/elapsed_seconds": progress.wall_seconds,
             **{f"time/{name}": share for name, share in self.timing.shares().items()},
@@ -156,7 +157,8 @@ class MetricsWriter:
             return "  ".join([*self.headline(), rate, *counts])
         mean = short_return(self.progress.window.mean) if self.progress.window.returns else "-"
         phase = [text] if (text := self.phase()) else []
-        return "  ".join([*phase, f"return {mean}", rate, f"lag {lag:.1f}", *counts])
+        shown_lag = "-" if math.isnan(lag) else f"{lag:.1f}"  # since the last line no rollout has arrived
+        return "  ".join([*phase, f"return {mean}", rate, f"lag {shown_lag}", *counts])
 
 
 class Means:

@@ -106,7 +106,7 @@ class Progress:
     def __init__(self, args: CommonArgs, steps: int = 0, updates: int = 0):
         self.args, self.steps, self.updates = args, steps, updates
         self.samples = self.worker_restarts = 0
-        self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as charts/<name>
+        self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as counts/<name>
         self.window = ReturnWindow(args.max_actors, args.num_envs, args.explorers)
         for actor in range(args.num_actors, args.max_actors):  # they may join later
             self.window.leave(actor)

@@ -30,6 +30,8 @@ def refusal_of(error: BaseException, env_id: str) -> ConfigError:
         why, fix = f"it raises {why}", "fix the environment, or choose another"
     elif is_missing(error, module):
         why, fix = text, "the module must be installed or lie in the current folder"
+    elif "Box2D is not installed" in text:  # which `make train` does not need
+        fix = "in the source tree: pip install -r requirements-all.txt"
     elif is_imported and name not in registration.registry:
         why = text.split(" Did you mean:")[0].rstrip(".")  # that guess lacks the version
         fix = _similar_id(module, name)
@@ -47,7 +49,7 @@ def _similar_id(module: str, name: str) -> str:
     alike = [other for other in known if other == f"{wanted}noframeskip-v4"] or alike
     if alike := alike or difflib.get_close_matches(wanted, known, n=1, cutoff=0.8):
         meant = known[alike[-1]]  # the newest version
-        return f"perhaps you meant {f'{module}:{meant}' if module else meant}"
+        return f"perhaps you meant {f'{module}:{meant}' if module else f'{meant}, or module:{name}'}"
     if module:
         return f"{module} was imported and registers no {name}: call gymnasium.register in it, or check the spelling"
-    return "check the spelling, or see gymnasium.pprint_registry()"
+    return f"if a module registers it, name that too (module:{name}), or see gymnasium.pprint_registry()"

@@ -15,7 +15,7 @@ from typing import Any
 
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar, text
+from tensorboardX.summary import custom_scalars, scalar, text
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import one_line
@@ -24,6 +24,15 @@ from a3c_mp.run.script import in_time
 
 RETRY_SECONDS = 60.0
 """time after a failed write of the event file until the next attempt"""
+MAIN_CURVES = {
+    "mean return": ["charts/mean_return_100", "eval/return_mean"],
+    "agent steps per second": ["charts/sps"],
+    "policy lag": ["charts/policy_lag"],
+    "entropy of the policy": ["policy/entropy"],
+    "values": ["values/(value|q|target)"],
+    "loss of the value": ["losses/value"],
+}
+"""title -> tags, or regular expressions, of each plot of TensorBoard's Custom Scalars, in this order"""
 FINISH_SECONDS = 30.0
 """longest wait, at the end of a run, for a tracker to send what it has"""
 
@@ -47,6 +56,10 @@ class EventFile:
 
     def text(self, steps: int, name: str, markdown: str) -> None:
         self._write([{"step": steps, "summary": text(name, markdown)}])
+
+    def main_curves(self, steps: int) -> None:
+        plots = {title: ["Multiline", tags] for title, tags in MAIN_CURVES.items()}
+        self._write([{"step": steps, "summary": custom_scalars({"main curves": plots})}])
 
     def _write(self, events: list[dict[str, Any]]) -> None:
         if time.monotonic() < self.retry_at:

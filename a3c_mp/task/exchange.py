@@ -7,6 +7,7 @@ fields of the slot too, which the learner copies; with each token it sends its w
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
@@ -27,6 +28,7 @@ FROM_COLLECTORS = JOIN, FILLED, NOT_RESTORED
 SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
 """events to a collector: (worker, seed_key, tokens of all slots that it has to fill, weights); (token, weights);
 (number of places). A token is [slot, version], weights are [version, values], or None on the learner's machine"""
+ALONE_SECONDS = 10.0  # without a collector, until a line of the log says so
 
 
 class Pool:
@@ -157,9 +159,13 @@ class NodePool(Pool):
         node.handle(LEFT, self._on_left)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
+        next_line = time.monotonic() + ALONE_SECONDS
         while not (should_stop() or self.node.finishing):
             if found := self.ledger.take(size):
                 return found
+            if time.monotonic() > next_line and not any(self._names):
+                next_line = time.monotonic() + 6 * ALONE_SECONDS
+                self.on_restart(WorkerEvent(-1, "no collector is connected; waiting for one", replaced=False))
             self.node.wait(should_stop=should_stop)
         return []
 

@@ -27,7 +27,7 @@ from a3c_mp.run.episode_log import read_episodes
 
 CURVES_OF_LEARNING = {
     *("charts/sps", "charts/policy_lag", "charts/learning_rate", "policy/entropy", "policy/approx_kl"),
-    *("losses/policy", "losses/value", "losses/entropy", "losses/total"),
+    *("losses/policy", "losses/value", "losses/total"),
     *("values/advantage", "values/value", "values/target", "values/explained_variance"),
     *("time/waiting", "time/learning", "time/publishing"),
 }

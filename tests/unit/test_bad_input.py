@@ -100,8 +100,9 @@ CartPole-v1                  | arguments=CartPole-v1: a value without a flag; pe
 --resume old/nothing         | resume=old/nothing: there is no run in this folder
 --resume-or-start            | resume-or-start: it needs the name of the run; add --run-name NAME
 --resume-or-start --run-name a/b | run-name=a/b: must be a plain folder name
---env-id Nonesuch-v3         | env-id=Nonesuch-v3: Environment `Nonesuch` doesn't exist
---env-id CartPole            | ; perhaps you meant CartPole-v1
+--env-id Nonesuch-v3         | env-id=Nonesuch-v3: Environment `Nonesuch` doesn't exist; if a module registers it, name
+--env-id Nonesuch-v3?size=5  | name that too (module:Nonesuch-v3), or see gymnasium.pprint_registry()
+--env-id CartPole            | ; perhaps you meant CartPole-v1, or module:CartPole
 --env-id Pong-v5             | ; perhaps you meant ALE/Pong-v5
 --env-id envs:Nowhere-v0     | ; envs was imported and registers no Nowhere-v0: call gymnasium.register in it, or check
 --env-id nowhere:Env-v0      | env-id=nowhere:Env-v0: No module named 'nowhere'
@@ -347,6 +348,8 @@ IN_PLACE = {
     "import market.prices": "ModuleNotFoundError: No module named 'market.prices'",
     "import json\njson.loads('{')": "JSONDecodeError: Expecting property name enclosed in double quotes: ",
     "gymnasium.make('Nonesuch-v7')": "NameNotFound: Environment `Nonesuch` doesn't exist (market.py:LAST)",
+    "raise gymnasium.error.DependencyNotInstalled('Box2D is not installed, you can')": "DependencyNotInstalled: Box2D "
+    "is not installed, you can (market.py:LAST); in the source tree: pip install -r requirements-all.txt",
     "gymnasium.make('CartPole-v1', size=5)": "TypeError: CartPoleEnv.__init__() got an unexpected keyword argument 's",
 }
 

@@ -711,6 +711,14 @@ def test_a_node_that_cannot_be_started_says_so_in_one_line(home, monkeypatch, ca
     assert printed.err.startswith(f"error: {line.replace('HOME', str(home))}")
 
 
+@pytest.mark.parametrize(("name", "default"), [("head", "loopback only"), ("join", "that from which it connects")])
+def test_the_help_of_a_node_names_the_address_that_it_takes(monkeypatch, capsys, name, default):
+    monkeypatch.setattr(sys, "argv", ["cluster", name, "--help"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert f"for other nodes; default: {default}" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_user_without_a_home_folder_is_told_to_name_one(monkeypatch):
     line = f"folder=~/.a3c_mp: there is no home folder; .* {access.HOME_VARIABLE}$"
     with monkeypatch.context() as patch:

@@ -114,6 +114,23 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(tmp_path, capsys):
     assert capsys.readouterr().out == "20 steps  return 2  ETA 0:00:05\n"
 
 
+def test_on_a_terminal_progress_lines_go_to_run_log_only(tmp_path, monkeypatch):
+    bars, printed = [], []
+    monkeypatch.setattr(console, "show", lambda *shown: bars.append(shown[0]))
+    monkeypatch.setattr(console, "print", printed.append)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    display = Display(100, open_log(tmp_path))
+    for steps in (10, 20, 30):
+        display.last_line -= LINE_SECONDS * (steps == 20)
+        display.show(steps, f"return {steps}", 5.0)
+    display.log.info("a checkpoint")
+    display.close()
+    assert bars == [0, 10, 20, 30]
+    assert [line.plain for line in printed] == ["a checkpoint"]
+    lines = (tmp_path / "run.log").read_text().splitlines()
+    assert [line.split(" INFO ")[1] for line in lines] == ["20 steps  return 20  ETA 0:00:05", "a checkpoint"]
+
+
 def test_warnings_are_log_lines_while_progress_is_shown_and_run_log_escapes_what_cannot_be_encoded(tmp_path):
     before, log = warnings.showwarning, open_log(tmp_path)
     display = Display(100, log)

@@ -63,8 +63,9 @@ def test_the_example_of_an_environment_can_be_trained_on(run_inline, tmp_path):
     assert done.config["args"]["env_id"] == "corridor:Corridor-v0?length=3"
     (described,) = (line for line in done.log.splitlines() if "obs (1,) · Discrete(2) · MLP 64 64 · " in line)
     assert "rewards by the deviation of returns · lr 0.0005 -> 0" in described
-    played = run_inline("play.py", "runs/r", "--episodes", "3")
+    played = run_inline("play.py", "runs/r", "--episodes", "3", "--video", "game.mp4")
     assert played.code == 0, played.err
+    assert (tmp_path / "game.mp4").stat().st_size > 0
     assert "training's mean return at this checkpoint" in played.out
 
 

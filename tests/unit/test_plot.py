@@ -105,7 +105,7 @@ def test_a_run_that_was_solved_by_another_rule_than_the_mean_of_training_reached
 
 def test_the_table_has_final_means_and_median_times_to_the_goal():
     runs = [curve(), curve(slope=0.6), curve(slope=0.2)]
-    assert labels(runs) == ["impala (3 seeds)"]
+    assert labels(runs) == ["impala (3 runs)"]
     assert table(runs) == ("60.0 ± 40.0", "90 (2/3)", "1.5")
     assert table(runs, 1000.0)[1:] == ("- (0/3)", "-")
     assert table([curve(stop_return=None)]) == ("100.0", "- (0/1)", "-")
@@ -115,7 +115,7 @@ def test_curves_are_grouped_and_labels_name_what_differs_but_not_what_only_ends_
     runs = [curve(), curve(), curve(learning_rate=0.01), curve(commit="abcdef0123+"), curve(algorithm="task")]
     runs.append(curve(env_id="Acrobot-v1"))
     assert labels(runs) == [
-        "impala, learning-rate 0.001, commit 01234567 (2 seeds)",
+        "impala, learning-rate 0.001, commit 01234567 (2 runs)",
         "impala, learning-rate 0.01, commit 01234567",
         "impala, learning-rate 0.001, commit abcdef01+",
         "task",
@@ -124,7 +124,7 @@ def test_curves_are_grouped_and_labels_name_what_differs_but_not_what_only_ends_
     alike = [{"stop_return": 3.0}, {"max_seconds": 5.0, "seed": 2}, {"eval_every": 100, "eval_max_steps": 9}]
     runs = [read(tmp_path, "10,1.0,0,1.0,5", args=args) for args in alike]
     assert [run.goal for run in runs] == [3.0, None, None]
-    assert labels(runs, "E") == ["a (3 seeds)"]
+    assert labels(runs, "E") == ["a (3 runs)"]
 
 
 def test_the_goal_is_a_line_where_all_runs_have_the_same():

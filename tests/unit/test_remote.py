@@ -26,9 +26,9 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.progress import Progress
+from a3c_mp.task import exchange, parallel
 from a3c_mp.task import mailbox as mailbox_module
 from a3c_mp.task import node as node_module
-from a3c_mp.task import parallel
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.exchange import NodeChannel, NodePool
 from a3c_mp.task.mailbox import PENDING
@@ -233,6 +233,27 @@ def test_a_collector_that_was_cut_off_fills_its_slots_again_and_no_slot_twice(no
     assert not pool.ledger.ready[0], "a rollout of an earlier session is not sent"
     channel.send(channel.take().slot, 0)
     run_until(lambda: pool.ledger.ready[0], hub)
+
+
+@pytest.mark.parametrize("num_local", [0, 1])
+def test_a_learner_without_collectors_says_that_it_waits_for_one(nodes, make_pool, monkeypatch, num_local):
+    hub, node, _ = nodes
+    monkeypatch.setattr(exchange, "ALONE_SECONDS", 0.1)
+    pool, looks = make_pool(num_local, 1, Weights(nn.Linear(5, 3), torch.float32)), []
+
+    def waits_in_vain():
+        pool.take(lambda: looks.append(time.monotonic()) or looks[-1] > looks[0] + 0.5)
+        return [event.text for event in pool.events if event.actor < 0]
+
+    assert waits_in_vain() == ["no collector is connected; waiting for one"]
+    looks.clear()
+    pool.events.clear()
+    own = None if num_local else own_memory(pool.weights)
+    channel = connect(lambda: NodeChannel(node, own), hub)
+    assert waits_in_vain() == []
+    pool._set_name(channel.worker, None)  # it has left
+    looks.clear()
+    assert len(waits_in_vain()) == 1
 
 
 @pytest.mark.parametrize("theirs", [torch.float32, torch.bfloat16])

@@ -255,6 +255,8 @@ def test_rates_begin_with_the_first_rollout_and_count_what_came_after_it(args, c
         assert written[-1]["charts/samples_per_second"] == 800
         assert written[-1]["replay/size"] == 123
         assert run.metrics.sps == pytest.approx(2000 / 10.0625)
+        lines = [run.metrics.progress_line(lag, sps=0.0) for lag in (1.0, float("nan"))]
+        assert lines == ["return -  - sps  lag 1.0", "return -  - sps  lag -"]
 
 
 def test_rates_have_the_wait_in_which_a_run_ends_but_not_what_comes_after_its_loop(args, clock):

@@ -14,6 +14,8 @@ import pytest
 import torch
 from harness import files_no_longer_than, scalars
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG as CONFIG_TAG
 from torch import nn
 
 from a3c_mp.config import CommonArgs
@@ -35,14 +37,20 @@ def curve_in(folder):
 
 def test_each_start_has_a_file_and_hides_the_events_that_will_be_written_again(tmp_path, log):
     events = EventFile(tmp_path, None, log)
+    events.main_curves(10)
     events.text(10, "hyperparameters", "|gamma|0.9|")
     for step in (10, 20, 30):
         events.scalars(step, {"charts/sps": float(step), "losses/value": 0.5})
     for step, purge_step in ((25, 21), (26, None)):  # in the same second
         EventFile(tmp_path, purge_step, log).scalars(step, {"charts/sps": -25.0})
     assert curve_in(tmp_path) == [(10, 10.0), (20, 20.0), (25, -25.0), (26, -25.0)]
-    (text,) = EventAccumulator(str(tmp_path)).Reload().Tensors("hyperparameters/text_summary")
+    shown = EventAccumulator(str(tmp_path)).Reload()
+    (text,) = shown.Tensors("hyperparameters/text_summary")
     assert text.tensor_proto.string_val == [b"|gamma|0.9|"]
+    (layout,) = shown.Tensors(CONFIG_TAG)
+    (group,) = Layout.FromString(layout.tensor_proto.string_val[0]).category
+    assert [list(plot.multiline.tag) for plot in group.chart] == list(tracking.MAIN_CURVES.values())
+    assert group.chart[0].multiline.tag[0] == "charts/mean_return_100"
 
 
 def test_a_full_disk_costs_curves_for_a_while_and_one_warning_for_each_pause(tmp_path, log, tape, monkeypatch):
