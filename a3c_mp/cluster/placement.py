@@ -16,11 +16,11 @@ class ClusterState(NamedTuple):
 
     nodes: Mapping[str, str] = {}  # ids of the nodes that are alive -> their addresses, the trainer's first
     total: Mapping[Any, Resources] = {}  # their ids -> resources
-    free: Mapping[Any, dict[str, float]] = {}  # the same of what nobody uses
+    free: Mapping[Any, dict[str, float]] = {}  # the same of what is not in use
     waiting: frozenset[str] = frozenset()  # ids of the actors that no node has a place for, or that are starting
 
     def sums(self, name: str) -> list[float]:
-        """How much of a resource nobody uses, and how much there is, on all nodes."""
+        """How much of a resource is not in use, and how much there is, on all nodes."""
         return [sum(node.get(name, 0.0) for node in nodes.values()) for nodes in (self.free, self.total)]
 
     def has_place(self, needs: Resources, refused: Collection[str] = ()) -> bool:

@@ -79,7 +79,7 @@ class GraphStep:
         self, step: Callable[[list[Any]], Metrics], leaves: list[Any], inputs: list[Any]
     ) -> Callable[[list[Any]], Metrics]:
         """Capture a step as a graph; return what launches it with the leaves of another batch."""
-        # Of tensors on the CPU, too: they cannot be part of a graph, and what reads them fails here.
+        # Of arrays on the CPU, too: they cannot be part of a graph, and what reads them fails here.
         places = [leaf.clone() if isinstance(leaf, Tensor) else inputs[i] for i, leaf in enumerate(leaves)]
         on_gpu = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_cuda]
         graph = torch.cuda.CUDAGraph()
@@ -126,17 +126,17 @@ class GraphStep:
     @contextmanager
     def _numbers_on_the_gpu(self, skip: Tensor) -> Iterator[None]:
         """Let Adam read learning rates, and whether to `skip` the step (1 or 0), from the GPU."""
-        optimizer, own = self.optimizer, [dict(group) for group in self.optimizer.param_groups]
+        optimizer, own = self.optimizer, [(group["lr"], group["capturable"]) for group in self.optimizer.param_groups]
         for i, group in enumerate(optimizer.param_groups):
-            group |= {"lr": self.numbers[f"learning rate {i}"][1]}
+            group["lr"] = self.numbers[f"learning rate {i}"][1]
             group["capturable"] = torch.cuda.is_current_stream_capturing()
         optimizer.grad_scale, optimizer.found_inf = None, skip  # as torch.amp.GradScaler does
         try:
             yield
         finally:
             del optimizer.grad_scale, optimizer.found_inf
-            for group, before in zip(optimizer.param_groups, own, strict=True):
-                group |= {name: before[name] for name in ("lr", "capturable")}
+            for group, (rate, capturable) in zip(optimizer.param_groups, own, strict=True):
+                group["lr"], group["capturable"] = rate, capturable
 
     def _settings(self, args: Any) -> tuple[Any, tuple[Any, ...]]:
         """The settings, in which numbers that change are tensors, and all others that have changed."""

@@ -10,7 +10,7 @@ def throughput(demands: Sequence[float], servers: Sequence[int], customers: int)
 
     Args:
         demands: mean time that a job needs of each station, in all its visits.
-        servers: of each station; with as many as there are customers, nobody waits there.
+        servers: of each station; with as many as there are customers, no customer waits there.
         customers: jobs that are under way, at least 1.
     """
     scale = max(demand / count for demand, count in zip(demands, servers, strict=True))

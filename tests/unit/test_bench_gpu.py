@@ -74,9 +74,9 @@ CHILD = "child = subprocess.Popen(['sleep', '60'], process_group=0)"
 def test_a_part_that_fails_or_hangs_keeps_its_figures_and_leaves_no_process(part):
     failed = part(f"{CHILD}\n{WRITE}\nprint('why')\nsys.exit(3)")
     assert (failed["error"], failed["figures"]["sps"], failed["output"]) == ("ended with code 3", None, "why\n")
-    begun = time.monotonic()
+    started = time.monotonic()
     hung = part(f"{CHILD}\n{WRITE}\ntime.sleep(60)", limit=2.0)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30
     assert hung["error"] == "cut off after 2 s"
     for child in (failed["figures"]["pid"], hung["figures"]["pid"]):
         assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
