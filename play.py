@@ -30,6 +30,7 @@ from a3c_mp.errors import CheckpointError, ConfigError, shown, start_here
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS, ActionHead, mask_logits
+from a3c_mp.population.evolution import Genome
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.run import checkpoint, export
 from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
@@ -97,7 +98,7 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
         state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
         if member is not None:
             state["net"] = net_of_member(state, member, algorithm)
-        algo = VALUE_BASED.get(config["args"].get("algo", "dqn" if algorithm == "population" else ""))
+        algo = VALUE_BASED.get(config["args"].get("algo", ""))
         return TrainedRun(path, algorithm, algo, env_id, NetSpec.of_run(config["args"]), state)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
@@ -111,7 +112,7 @@ def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[st
         return saved_net(members[member]["genome"], members[member]["state"][0])
     if members:
         why, fix = f"the checkpoint has {len(members)} members", f"name one from 0 to {len(members) - 1}"
-    elif algorithm == "population":
+    elif algorithm.startswith("population"):
         why, fix = "a best checkpoint has the fittest member alone", "name the run folder"
     else:
         why, fix = "it is not the checkpoint of a population", "leave it out"
@@ -122,8 +123,9 @@ def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Spa
     """The trained net, and the spaces of its environment. Raises ConfigError if it does not fit the environment."""
     spaces = probe_env(run.env_id, run.algo.ACTIONS if run.algo else ACTIONS)
     net: Any
-    if run.algorithm == "population":
-        net = EliteNet(spaces)
+    of_population = run.algorithm.startswith("population")
+    if of_population:
+        net = EliteNet(spaces, Genome({}, family="q" if run.algo else "actor_critic"))
     else:
         net = run.algo.make_net(*spaces) if run.algo else make_actor_critic(*spaces, run.net_spec)
     try:
@@ -131,7 +133,7 @@ def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Spa
     except RuntimeError as error:
         why = f"{run.path} does not fit {run.env_id} as it is now"
         raise ConfigError("run", run.path, why, "name another run") from error
-    return net, spaces
+    return net.net if of_population else net, spaces
 
 
 def make_trained_policy(run: TrainedRun, args: Args) -> Policy:

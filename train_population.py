@@ -1,13 +1,12 @@
 """Chapter 6. A population: agents that learn side by side, compete, and have mutated children.
 
-Each member is a process with environments, a Q network and hyperparameters of its own: its genome. A generation is a
-number of steps for everyone: act, learn from the replay that all members share, and in the end play the games that
-decide fitness. The fittest member lives on; tournaments choose the parents of all others, and children are mutated:
-learning rate, batch size, how often they learn, size of the net, weights.
+Each member is a process with environments, a net and hyperparameters of its own: its genome. A generation is a number
+of steps for everyone: act, learn (`--algo dqn`: from the replay that all share, `--algo ppo`: from rollouts as chapter
+1 does), and play the games that decide fitness. The fittest member lives on; tournaments choose the parents of all
+others, and children are mutated: hyperparameters, size of the net, weights.
 
-    births --(genome, net, optimizer)--> member 0 --(transitions)--> replay --> every member, a generation later
-                                         member 1                      |
-    births <-- mutate <-- tournament <-- fitness, net, optimizer <-----'
+    births --(genome, net, optimizer)--> member 0 --(dqn: transitions)--> replay --> every member, a generation later
+    births <-- mutate <-- tournament <-- fitness, net, optimizer
 
 A generation of one member is a pure function of its birth, of the replay and of a seed. So every run is deterministic,
 and a member that was killed, or a whole run, starts again from the last generation as if nothing had happened.
@@ -17,28 +16,28 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned member ends with its parent even while it imports torch)
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from numpy.random import Generator
-from torch import Tensor, nn
+from torch import Tensor
 
+import train_a3c_data
 from a3c_mp.algorithms.apex import move_target
 from a3c_mp.algorithms.dqn import bootstrap_values, q_values
-from a3c_mp.cli import parse_args
 from a3c_mp.maths.losses import huber
+from a3c_mp.population import dqn, ppo
 from a3c_mp.population.evolution import Member, mutate_genome, possible_parents, rank
 from a3c_mp.population.generations import Generations, launch
-from a3c_mp.population.member import MemberGeneration
-from a3c_mp.population.settings import PRESETS, Args
+from a3c_mp.population.member import Algorithm
+from a3c_mp.population.settings import Args
 from a3c_mp.replay import Batch
 from a3c_mp.run.script import exit_with
-from train_a3c_data import backward
 
 
-def member(args: Args, generation: MemberGeneration) -> None:
-    """One generation of a member, in its process."""
+def q_member(args: Any, generation: Any) -> None:
+    """One generation of a member by Q-learning, in its process."""
     for _ in range(args.rounds):
         generation.act()  # a step in each of its environments; the transitions go to the replay
         for batch in generation.batches():  # one for every `learn-every` steps
@@ -53,16 +52,17 @@ def loss(args: Any, net: Any, target_net: Any, batch: Batch) -> tuple[Tensor, di
     return value_loss, {"losses/value": value_loss, "values/q": q}
 
 
-def learn(args: Args, generation: MemberGeneration, batch: Batch) -> None:
-    """Take one gradient step of a member."""
-    net, target_net, optimizer, _ = generation.state
-    optimizer.zero_grad(set_to_none=True)
-    _, metrics = backward(args, net, loss, target_net, batch)
-    nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm)
-    optimizer.step()
-    generation.means.add(metrics)
+def learn(args: Any, generation: Any, batch: Batch) -> None:
+    """Take one gradient step of a member, and now and then move its target net."""
+    train_a3c_data.gradient_step(args, generation, loss, generation.state.target_net, batch)
     if generation.state.updates % args.target_period == 0:
-        move_target(target_net, net, args.target_rate)
+        move_target(generation.state.target_net, generation.net, args.target_rate)
+
+
+def ppo_member(args: Any, generation: Any) -> None:
+    """One generation of a member by PPO, in its process: to chapter 1's loop and loss it is a learner."""
+    for rollout in generation.rollouts():
+        train_a3c_data.learn(args, generation, rollout)
 
 
 def evolve(args: Args, members: Sequence[Member], rng: Generator) -> list[Member]:
@@ -103,8 +103,13 @@ def train(args: Args, generations: Generations) -> None:
         population.breed(evolve(args, population.evaluated, population.rng))
 
 
-def main() -> int:
-    return launch(lambda: parse_args(Args, PRESETS, __doc__), member, train)
+ALGORITHMS = {"dqn": Algorithm(*dqn.PARTS, q_member), "ppo": Algorithm(*ppo.PARTS, ppo_member)}
+"""`--algo` -> settings, presets, how a member gets its data, and what it does with it; docs/population.md adds one"""
+
+
+def main(algorithms: Mapping[str, Algorithm] = ALGORITHMS) -> int:
+    """Train with the algorithm that `--algo` names, or else the first; returns the exit code."""
+    return launch(algorithms, train, __doc__ or "")
 
 
 if __name__ == "__main__":

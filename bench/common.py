@@ -31,7 +31,16 @@ POINTS = 200
 """points of a saved curve"""
 
 ChapterName = Literal[
-    "a3c_data", "a3c_grad", "impala", "apex_dqn", "apex_ddpg", "task", "population", "ray_impala", "ray_dqn"
+    "a3c_data",
+    "a3c_grad",
+    "impala",
+    "apex_dqn",
+    "apex_ddpg",
+    "task",
+    "population",
+    "population_ppo",
+    "ray_impala",
+    "ray_dqn",
 ]
 CHAPTERS: dict[str, list[str]] = {
     "a3c_data": ["train_a3c_data.py"],
@@ -41,6 +50,7 @@ CHAPTERS: dict[str, list[str]] = {
     "apex_ddpg": ["train_apex.py", "--algo", "ddpg", "--env-id", "Pendulum-v1"],
     "task": ["train_task.py"],
     "population": ["train_population.py"],
+    "population_ppo": ["train_population.py", "--algo", "ppo"],
     "ray_impala": ["train_ray.py", "--algo", "impala"],
     "ray_dqn": ["train_ray.py", "--algo", "dqn"],
 }
@@ -102,6 +112,9 @@ def trainer_settings(command: Sequence[str]) -> Any:
     if command[0] == "train_ray.py":  # its algorithm decides which settings there are
         return parse_algo(ray_settings.SETTINGS, "", command[1:])
     chapter = importlib.import_module(Path(command[0]).stem)
+    if command[0] == "train_population.py":
+        algorithms = {name: (each.args_class, each.presets) for name, each in chapter.ALGORITHMS.items()}
+        return parse_algo(algorithms, "", command[1:])
     presets = chapter.main.presets if isinstance(chapter.main, Chapter) else chapter.PRESETS
     return parse_args(chapter.Args, presets, "", command[1:])
 

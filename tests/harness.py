@@ -70,10 +70,11 @@ class Chapter:
     @property
     def settings(self) -> tuple[type, Mapping[str, Mapping[str, object]]]:
         """The dataclass of its settings, and its presets."""
-        if hasattr(self.module, "SETTINGS"):
-            return self.module.SETTINGS[self.algorithm.removeprefix("ray_")]
         main = self.module.main
-        return (main.args_class, main.presets) if hasattr(main, "presets") else (self.module.Args, self.module.PRESETS)
+        if hasattr(main, "presets") or not hasattr(self.module, "ALGORITHMS"):
+            return self.module.Args, main.presets if hasattr(main, "presets") else self.module.PRESETS
+        found = self.module.ALGORITHMS[self.algorithm.partition("_")[2]]
+        return found.args_class, found.presets
 
     @property
     def args_class(self) -> type:
@@ -113,7 +114,14 @@ RAY_DQN = Chapter("ray_dqn", "train_ray.py", ("--algo", "dqn", *APEX_DQN.quick),
 FEW_MEMBERS = ("--population", "2", "--num-envs", "4", "--units-range", "16", "64")
 GENERATIONS = ("--generation-steps", "200", "--learning-starts", "100", "--eval-episodes", "4")
 POPULATION = Chapter(
-    "population", "train_population.py", (*FEW_MEMBERS, *GENERATIONS), actor="member", actors_flag="population"
+    "population_dqn", "train_population.py", (*FEW_MEMBERS, *GENERATIONS), actor="member", actors_flag="population"
+)
+POPULATION_PPO = Chapter(
+    "population_ppo",
+    "train_population.py",
+    ("--algo", "ppo", *FEW_MEMBERS, *GENERATIONS[:2], *GENERATIONS[4:], "--unroll-length", "25"),
+    actor="member",
+    actors_flag="population",
 )
 CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK, RAY_IMPALA, RAY_DQN)
 ALL_CHAPTERS = (*CHAPTERS, POPULATION)

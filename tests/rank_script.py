@@ -7,7 +7,7 @@ import sys
 import psutil
 
 from a3c_mp.population import ranks
-from a3c_mp.population.settings import Args
+from a3c_mp.population.dqn import Args
 from a3c_mp.run.script import exit_with
 
 

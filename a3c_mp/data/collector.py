@@ -37,11 +37,11 @@ def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: i
 class RolloutCollector:
     """Rollout collector: steps B environments, from `make_envs`, with a copy of the net, T steps for each rollout."""
 
-    def __init__(self, args: Any, env: VectorEnv, channel: ActorChannel):
+    def __init__(self, args: Any, env: VectorEnv, channel: ActorChannel, net: Any = None):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.action_space = env.single_action_space
         self.to_env = ActionScaling(self.action_space)
-        net = make_actor_critic(env.single_observation_space, self.action_space, args.net_spec)
+        net = net or make_actor_critic(env.single_observation_space, self.action_space, args.net_spec)
         self.net = net = self.memory.place(net)
         self.rng = torch.Generator()
         self.bursts: Bursts | None = None

@@ -6,7 +6,6 @@ Values are those of rewards that a learner multiplies by the net's `reward_scale
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +53,6 @@ class DuelingQ(nn.Module):
         features = self.torso(self.norm.convert(obs))
         advantage = self.advantage(features)
         return (self.value(features) + advantage - advantage.mean(dim=1, keepdim=True),)
-
-    def layers(self) -> list[list[Any]]:
-        """All layers from input to output, those of the same depth as one item: [value, advantage]."""
-        shared = [[layer] for layer in self.torso if isinstance(layer, nn.Linear | nn.Conv2d)]
-        heads = [[layer for layer in head if isinstance(layer, nn.Linear)] for head in (self.value, self.advantage)]
-        return shared + [list(pair) for pair in zip(*heads, strict=True)]
 
 
 class DDPGNet(nn.Module):

@@ -24,6 +24,7 @@ class Genome:
     hidden: tuple[int, ...] = (128, 128)  # units of each hidden layer
     activation: str = "relu"  # of hidden layers, by its name in `nets.q_values.ACTIVATIONS`
     convolutions: tuple[Convolution, ...] = ()  # before them, for images
+    family: str = "q"  # of the net, see `settings.Args`
 
     @property
     def layers(self) -> tuple[Convolution | int, ...]:
@@ -41,15 +42,16 @@ class Genome:
 
     def to_json(self) -> str:
         """Return the genome as one line of JSON; `from_json` restores every bit."""
-        net = {"hidden": self.hidden, "activation": self.activation}
-        return json.dumps({**self.hyperparameters, **net} | ({"convolutions": c} if (c := self.convolutions) else {}))
+        net: dict[str, Any] = {"hidden": self.hidden, "activation": self.activation}
+        net |= {"convolutions": self.convolutions} if self.convolutions else {}
+        return json.dumps({**self.hyperparameters, **net} | ({"family": self.family} if self.family != "q" else {}))
 
     @classmethod
     def from_json(cls, text: str) -> Genome:
         genes: dict[str, Any] = json.loads(text)
         convolutions = tuple(Convolution(*each) for each in genes.pop("convolutions", ()))
         hidden, activation = tuple(genes.pop("hidden")), genes.pop("activation")
-        return cls(genes, hidden, activation, convolutions)
+        return cls(genes, hidden, activation, convolutions, family=genes.pop("family", "q"))
 
 
 class Member(NamedTuple):
@@ -75,7 +77,7 @@ def first_members(args: Args) -> list[Member]:
     """Return the first generation: member 0 has the settings as given, the others draw theirs with `--init spread`."""
     genes = args.evolving
     start = {name: getattr(args, name) for name in genes}
-    given = Genome(start, tuple(args.hidden), args.activation, args.first_convolutions)
+    given = Genome(start, tuple(args.hidden), args.activation, args.first_convolutions, args.family)
     genomes = [given] * args.population
     if args.init == "spread":
         rng = np.random.default_rng(derive_seeds(args.seed, FIRST)[1])
@@ -92,7 +94,8 @@ def largest_genome(args: Args) -> Genome:
     sizes = [
         (args.channels_range[1], c.kernel + 2 * ring, c.stride, ring) for c, ring in zip(layers, rings, strict=True)
     ]
-    return Genome({}, args.units_range[1:] * args.layers_range[1], "relu", tuple(Convolution(*size) for size in sizes))
+    hidden, convolutions = args.units_range[1:] * args.layers_range[1], tuple(Convolution(*size) for size in sizes)
+    return Genome({}, hidden, "relu", convolutions, args.family)
 
 
 def rank(members: Sequence[Member], rng: Generator) -> list[Member]:

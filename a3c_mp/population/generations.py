@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
-from a3c_mp.algorithms import dqn
+from a3c_mp.cli import parse_algo
 from a3c_mp.errors import PeerLost, TrainingError
 from a3c_mp.nets.layers import is_image
 from a3c_mp.population import ranks
-from a3c_mp.population.member import Confirmation, MemberGeneration, run_member
+from a3c_mp.population.member import Algorithm, Confirmation, run_member
 from a3c_mp.population.population import Population
 from a3c_mp.population.report import Report
 from a3c_mp.population.settings import Args, check_settings
@@ -21,8 +21,6 @@ from a3c_mp.run.preflight import check_temporary_folder, probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 
-Target = Callable[[Args, MemberGeneration], None]  # the chapter's member, a module-level function
-
 
 class Generations:
     """The generations of a population, an iterator; in a `with` block of `workers`, its members here have processes.
@@ -30,7 +28,7 @@ class Generations:
     Each rank has an equal share of the places, in order. The run of rank 0 is a `Run`.
     """
 
-    def __init__(self, member: Target, run: RunState, population: Population, group: LearnerGroup):
+    def __init__(self, algorithm: Algorithm, run: RunState, population: Population, group: LearnerGroup):
         group.broadcast_state(population)
         args, places = population.args, group.own_share(population.args.population)
         self.run, self.population, self.group = run, population, group
@@ -40,7 +38,7 @@ class Generations:
         self.workers = Workers(
             run_member,
             len(places),
-            (member, args, population.memory),
+            (algorithm, args, population.memory),
             options=WorkerOptions(
                 role="member", flag="--population", slots_per_worker=1, in_order=True, first_actor=places.start,
                 versions=[population.generation], max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
@@ -112,23 +110,25 @@ class Generations:
                 self.run.on_restart(WorkerEvent(*event))
 
 
-def launch(parse: Callable[[], Args], member: Target, train: Callable[[Args, Generations], None]) -> int:
+def launch(algorithms: Mapping[str, Algorithm], train: Callable[[Args, Generations], None], description: str) -> int:
     """Run `train(args, generations)` of chapter 6, in every rank alike; return the exit code.
 
     Rank 0 writes the run and decides when it ends. Its exit code says how, so that of the others is 0, unless they fail
     by themselves.
     """
     with ranks.one_voice():
-        args = parse()
+        settings = {name: (each.args_class, each.presets) for name, each in algorithms.items()}
+        args = parse_algo(settings, description)
+        algorithm = algorithms[args.algo]
         check_temporary_folder()
-        spaces = probe_env(args.env_id, dqn.ACTIONS)
+        spaces = probe_env(args.env_id, algorithm.generation.actions)
         check_settings(args, is_image(spaces[0]))
         group = ranks.join(args)
-        population = Population(args, spaces)
+        population = Population(args, spaces, algorithm.generation)
         set_up_torch(args, group.rank)
 
         def train_in(run: RunState) -> None:
-            generations = Generations(member, run, population, group)
+            generations = Generations(algorithm, run, population, group)
             with generations.workers:
                 train(args, generations)
 
@@ -136,6 +136,6 @@ def launch(parse: Callable[[], Args], member: Target, train: Callable[[Args, Gen
             with suppress(PeerLost, TrainingError):  # rank 0 has ended, or fails alike and says why
                 train_in(RunState(args, group.rank, steps=0, updates=0))
             return 0
-        with Run(args, args.chapter, population.elite, None, {"population": population}) as run:
+        with Run(args, args.algorithm, population.elite, None, {"population": population}) as run:
             train_in(run)
     return run.exit_code

@@ -74,8 +74,13 @@ GENES = {
     "target_period": Gene(10, 2_000, integer=True),
     "epsilon": Gene(0.02, 1.0),
     "max_grad_norm": Gene(0.1, 100.0),
+    "update_epochs": Gene(1, 20, integer=True),
+    "clip_ratio": Gene(0.05, 0.5),
+    "entropy_coef": Gene(1e-4, 0.1),
 }
 """settings that can be genes -> how they mutate; of those in `--genes`, a member's settings have its own values"""
+COMMON = ("learning_rate", "batch_size", "gamma", "n_step", "max_grad_norm")
+"""those of all algorithms"""
 
 
 def log_uniform(between: tuple[float, float], rng: Generator) -> float:

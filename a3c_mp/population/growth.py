@@ -1,7 +1,7 @@
 """The state of a member, and how it grows: mutations of the architecture that keep what was learned, parameter noise.
 
-Online net, target net and Adam's moments go through the same steps; the target net is never synchronised with the
-online net. Children share no tensor with their parents.
+Online net, target net (where there is one) and Adam's moments go through the same steps; the target net is never
+synchronised with the online net. Children share no tensor with their parents.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ import torch.nn.functional as F
 from numpy.random import Generator, default_rng
 from torch import Tensor, nn
 
-from a3c_mp.nets.layers import is_image
-from a3c_mp.nets.q_values import DuelingQ
+from a3c_mp.maths.return_stats import ReturnStats
+from a3c_mp.nets.actor_critic import LayeredActorCritic
+from a3c_mp.nets.distributions import ActionHead
+from a3c_mp.nets.layers import convolutions, is_image, mlp, num_features
+from a3c_mp.nets.obs_norm import ObsNorm
+from a3c_mp.nets.q_values import ACTIVATIONS, DuelingQ
 from a3c_mp.population.evolution import Genome, Member
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import from_bytes
@@ -25,7 +29,7 @@ from a3c_mp.processes.learner_group import from_bytes
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Record = Mapping[str, Tensor]  # a member in shared memory
 Layer = dict[str, dict[str, Tensor]]
-"""weight [units, inputs, H, W] and bias [units, 1, 1, 1] of a layer, each in the online and the target net and in Adam
+"""weight [units, inputs, H, W] and bias [units, 1, 1, 1] of a layer, each in all nets (`MemberState.nets`) and in Adam
 
 Inputs are units of the layer before; H and W those of a kernel, in a linear layer the pixels of each unit and 1.
 """
@@ -38,26 +42,42 @@ class Spaces(NamedTuple):
     """
 
     obs_shape: tuple[int, ...]
-    num_actions: int
+    action_space: Any
     image: bool
 
     @classmethod
     def of(cls, obs_space: Any, action_space: Any) -> Spaces:
-        return cls(obs_space.shape, int(action_space.n), is_image(obs_space))
+        return cls(obs_space.shape, action_space, is_image(obs_space))
 
 
-def make_net(spaces: Spaces, genome: Genome) -> DuelingQ:
-    """Make a Q network with the architecture of a genome and random weights; torch's random state stays as it was."""
+def make_net(spaces: Spaces, genome: Genome) -> Any:
+    """Make a net with the architecture of a genome and random weights; torch's random state stays as it was."""
+    shape, action_space, image = spaces
     with torch.random.fork_rng(devices=[]):
-        return DuelingQ(*spaces, genome.hidden, genome.activation, genome.convolutions or "nature")
+        if genome.family == "q":
+            convs = genome.convolutions or "nature"
+            return DuelingQ(shape, int(action_space.n), image, genome.hidden, genome.activation, convs)
+        torso = convolutions(genome.convolutions, shape[0]) if image else nn.Flatten()
+        head, sizes = ActionHead(action_space), [num_features(torso, shape), *genome.hidden]
+        policy, value = (mlp([*sizes, num], ACTIVATIONS[genome.activation]) for num in (head.num_outputs, 1))
+        return LayeredActorCritic(ObsNorm(shape, image), head, torso, None, policy, value)
+
+
+def layers_by_depth(net: Any) -> list[list[Any]]:
+    """All layers from input to output, those of the same depth as one item: one of the torso, or one of each head."""
+    shared = [[layer] for layer in net.torso.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    heads = (net.value, net.advantage) if isinstance(net, DuelingQ) else (net.policy, net.value)
+    own = [[layer for layer in head if isinstance(layer, nn.Linear)] for head in heads]
+    return shared + [list(pair) for pair in zip(*own, strict=True)]
 
 
 class MemberState(NamedTuple):
-    """What a member trains: online net, target net, and Adam, which has moments from the start; and its genome."""
+    """What a member trains: nets, and Adam, which has moments from the start; and its genome."""
 
-    net: DuelingQ
-    target_net: DuelingQ
+    net: Any
+    target_net: Any  # of action values, else None
     optimizer: torch.optim.Adam
+    return_stats: ReturnStats  # for `--reward-scale none`; games begin with a generation
     genome: Genome
 
     @classmethod
@@ -68,7 +88,8 @@ class MemberState(NamedTuple):
         for parameter in net.parameters():
             moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
             optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
-        return cls(net, copy.deepcopy(net).requires_grad_(False), optimizer, genome)
+        target_net = copy.deepcopy(net).requires_grad_(False) if genome.family == "q" else None
+        return cls(net, target_net, optimizer, ReturnStats(own.gamma, 1, args.num_envs), genome)
 
     @property
     def updates(self) -> int:
@@ -77,15 +98,20 @@ class MemberState(NamedTuple):
         return int(self.optimizer.state[output_bias]["step"])
 
     @property
+    def nets(self) -> dict[str, Any]:
+        return {"online": self.net} | ({"target": self.target_net} if self.target_net is not None else {})
+
+    @property
     def parts(self) -> tuple[Any, ...]:
         """What has a `state_dict`."""
-        return self.net, self.target_net, self.optimizer, self.net.norm.stats
+        return *self.nets.values(), self.optimizer, self.net.norm.stats, self.return_stats
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors of it, in the order of a record."""
+        weights = [tensor for net in self.nets.values() for tensor in net.state_dict().values()]
         moments = [self.optimizer.state[p][name] for p in self.net.parameters() for name in ("step", *MOMENTS)]
         stats = self.net.norm.stats.state_dict().values()
-        return [*self.net.state_dict().values(), *self.target_net.state_dict().values(), *moments, *stats]
+        return [*weights, *moments, *stats, self.return_stats.sums, self.return_stats.largest]
 
     def write(self, record: Record) -> None:
         """Write it to a record; what it does not need of it becomes 0."""
@@ -124,7 +150,7 @@ def breed(parent: MemberState, child: Member, spaces: Spaces, args: Args) -> Mem
     before, after = parent.genome.layers, child.genome.layers
     if len(after) > len(before):
         for layer in new.pop(added_place(before, after)):
-            for net in ("online", "target"):
+            for net in state.nets:
                 nn.init.dirac_(layer["weight"][net])
                 nn.init.zeros_(layer["bias"][net])
     elif len(after) < len(before):
@@ -135,12 +161,26 @@ def breed(parent: MemberState, child: Member, spaces: Spaces, args: Args) -> Mem
         for j, layer in enumerate(item):
             inherit(layer, old[i][j], units[j], inputs[j % len(inputs)], rng)
         inputs = units
-    state.net.norm.load_state_dict(parent.net.norm.state_dict())
-    state.net.norm.stats.load_state_dict(copy.deepcopy(parent.net.norm.stats.state_dict()))
-    state.target_net.norm.load_state_dict(parent.target_net.norm.state_dict())
+    copy_other_tensors(state, parent)
     if child.kind == "parameters":
         perturb(state, args.parameter_noise, rng)
     return state
+
+
+def copy_other_tensors(state: MemberState, parent: MemberState) -> None:
+    """Copy what does not depend on the architecture: log deviations with their moments, scales, statistics."""
+    of_layers = {id(tensor) for item in layers_by_depth(state.net) for layer in item for tensor in layer.parameters()}
+    old = dict(parent.net.named_parameters())
+    for name, parameter in state.net.named_parameters():
+        if id(parameter) not in of_layers:
+            parameter.copy_(old[name])
+            for key, value in parent.optimizer.state[old[name]].items():
+                state.optimizer.state[parameter][key].copy_(value)
+    for net in state.nets:
+        for new, value in zip(state.nets[net].buffers(), parent.nets[net].buffers(), strict=True):
+            new.copy_(value)
+    state.net.norm.stats.load_state_dict(copy.deepcopy(parent.net.norm.stats.state_dict()))
+    state.return_stats.load_state_dict(parent.return_stats.state_dict())
 
 
 def added_place(fewer: Sequence[Any], more: Sequence[Any]) -> int:
@@ -155,21 +195,20 @@ def added_place(fewer: Sequence[Any], more: Sequence[Any]) -> int:
 
 
 def layers_of(state: MemberState) -> list[list[Layer]]:
-    """Return all layers, as `DuelingQ.layers`: those of item i get the units of their counterpart in item i - 1."""
+    """Return all layers, as `layers_by_depth`: those of item i get the units of their counterpart in item i - 1."""
 
-    def tensors(online: Tensor, target: Tensor, inputs: int) -> dict[str, Tensor]:
-        moments = state.optimizer.state[online]
-        found = {"online": online, "target": target} | {name: moments[name] for name in MOMENTS}
+    def tensors(name: str, twins: Sequence[Any], inputs: int) -> dict[str, Tensor]:
+        found = {net: getattr(layer, name) for net, layer in zip(state.nets, twins, strict=True)}
+        moments = state.optimizer.state[found["online"]]
+        found |= {name: moments[name] for name in MOMENTS}
         found = {name: part if part.dim() == 4 else part.view(len(part), inputs, -1, 1) for name, part in found.items()}
         return found | {"step": moments["step"]}
 
     items: list[list[Layer]] = []
-    for item in zip(state.net.layers(), state.target_net.layers(), strict=True):
+    for item in zip(*map(layers_by_depth, state.nets.values()), strict=True):
         inputs = len(items[-1][0]["bias"]["online"]) if items else item[0][0].weight.shape[1]
-        twins = list(zip(*item, strict=True))
-        weights = [tensors(online.weight, target.weight, inputs) for online, target in twins]
-        biases = [tensors(online.bias, target.bias, 1) for online, target in twins]
-        items.append([{"weight": weight, "bias": bias} for weight, bias in zip(weights, biases, strict=True)])
+        twins = list(zip(*item, strict=True))  # each layer in all nets
+        items.append([{"weight": tensors("weight", each, inputs), "bias": tensors("bias", each, 1)} for each in twins])
     return items
 
 
@@ -179,7 +218,7 @@ def without(layers: list[list[Layer]], place: int) -> list[list[Layer]]:
     for j, layer in enumerate(layers[place + 1]):
         weight, bias = dict(layer["weight"]), dict(layer["bias"])
         gone = removed[j % len(removed)]
-        for net in ("online", "target"):
+        for net in weight.keys() - {"step", *MOMENTS}:
             inner = gone["weight"][net].sum(dim=(2, 3))
             bias[net] = bias[net] + (weight[net] * gone["bias"][net][:, 0]).sum(dim=(1, 2, 3), keepdim=True)
             weight[net] = torch.einsum("oihw,ij->ojhw", weight[net], inner)
@@ -208,7 +247,7 @@ def inherit(layer: Layer, old: Layer, units: Tensor, inputs: Tensor, rng: Genera
     num_inputs = math.prod(shape)
     fresh = torch.from_numpy(rng.uniform(-1, 1, (num_units - len(units), num_inputs + 1)) / num_inputs**0.5)
     for name, values, columns in ("weight", fresh[:, 1:], inputs), ("bias", fresh[:, :1], torch.tensor([0])):
-        for kind in ("online", "target", *MOMENTS):
+        for kind in layer[name].keys() - {"step"}:
             source, target = old[name][kind], layer[name][kind]
             rest = float(source.mean()) if kind == "exp_avg_sq" else 0.0
             target.fill_(rest)
@@ -220,13 +259,13 @@ def inherit(layer: Layer, old: Layer, units: Tensor, inputs: Tensor, rng: Genera
 
 
 def perturb(state: MemberState, sd: float, rng: Generator) -> None:
-    """Change a tenth of all weights, in both nets alike, by sd * |weight| * N(0, 1); biases stay.
+    """Change a tenth of all weights, in all nets alike, by sd * |weight| * N(0, 1); biases stay.
 
     AgileRL's parameter mutation (Khadka & Tumer 2018), without its rare draws of 10 times the size or new weights.
     """
-    for online, target in zip(state.net.parameters(), state.target_net.parameters(), strict=True):
+    for online, *others in zip(*(net.parameters() for net in state.nets.values()), strict=True):
         if online.dim() > 1:
             noise = rng.standard_normal(online.shape) * (rng.random(online.shape) < 0.1)
             delta = sd * online.abs() * torch.from_numpy(noise).to(online)
-            online.add_(delta)
-            target.add_(delta)
+            for weights in (online, *others):
+                weights.add_(delta)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.apex import stacked_frames
+from a3c_mp.config import flag_name
 from a3c_mp.data.transitions import episode_stats_spec
 from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.population.evolution import Genome, Member, first_members, largest_genome, possible_parents, rank
@@ -18,11 +18,8 @@ from a3c_mp.population.growth import MemberState, Record, Spaces, breed, make_ne
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
 from a3c_mp.processes.slots import Slots, Spec, shared_counters
-from a3c_mp.replay import Shards
 from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
-METRICS = ("losses/value", "values/q")
-"""means over a member's updates"""
 COUNTS = ("updates", "transitions_not_finite", "obs_values_far")
 """what is counted in a generation: updates, and what a member could not learn from (see `run.guard`)"""
 RECENT = 5
@@ -32,7 +29,7 @@ RECENT = 5
 class PopulationMemory(NamedTuple):
     """What members share: memory, and what nets need to know of the spaces of their environments."""
 
-    shards: Shards  # of the replay, one for each place
+    shards: Any  # `Shards` of the replay, one for each place; None if each member has its own data
     rows: Tensor  # int64 [lanes]: rows of each that are filled as the current generation begins
     births: Slots  # for each place: the member as its generation begins
     results: Slots  # for each place: the member as its generation ends, its games, and the rows of its own lanes
@@ -41,7 +38,7 @@ class PopulationMemory(NamedTuple):
     spaces: Spaces
 
     @classmethod
-    def allocate(cls, args: Args, spaces: tuple[Any, Any]) -> PopulationMemory:
+    def allocate(cls, args: Args, spaces: tuple[Any, Any], generation: Any) -> PopulationMemory:
         """Allocate the memory of a population. Raises ConfigError if too little is free."""
         try:
             with torch.device("meta"):
@@ -51,9 +48,10 @@ class PopulationMemory(NamedTuple):
             raise ConfigError("convolutions", given, "nothing is left of the image behind them", fix) from error
         weights = sum(tensor.numel() for tensor in net.state_dict().values())
         adam = sum(2 * parameter.numel() + 1 for parameter in net.parameters())
-        size = 2 * weights + adam + sum(tensor.numel() for tensor in net.norm.stats.state_dict().values())
+        size = (1 + (args.family == "q")) * weights + adam
+        size += sum(tensor.numel() for tensor in net.norm.stats.state_dict().values()) + 4  # of rewards
         genome_bytes = (
-            64 + 64 * len(args.genes) + 16 * args.layers_range[1] + 32 * len(largest_genome(args).convolutions)
+            96 + 64 * len(args.genes) + 16 * args.layers_range[1] + 32 * len(largest_genome(args).convolutions)
         )
         record: Spec = {"genome": ((genome_bytes,), torch.uint8), "tensors": ((size,), torch.float32)}
         results = {
@@ -61,22 +59,20 @@ class PopulationMemory(NamedTuple):
             **episode_stats_spec(args.rounds, args.num_envs),
             "eval_returns": ((args.eval_episodes,), torch.float64),
             "eval_lengths": ((args.eval_episodes,), torch.int64),
-            "metrics": ((len(METRICS),), torch.float64),
+            "metrics": ((len(generation.metrics),), torch.float64),
             "counts": ((len(COUNTS),), torch.int64),
             "rows": ((args.num_envs,), torch.int64),
         }
         num = args.population
-        # A lane has its share of the replay, and room for a generation of at most two rows a step.
-        stack = stacked_frames(args.env_id)
-        rows = -(-args.replay_size // (num * args.num_envs)) + 2 * args.rounds + 1 + stack
         try:
-            shards = Shards(num, args.num_envs, rows, *spaces, stack)
-            slots = shared_counters(shards.num_lanes), Slots(record, num), Slots(results, num)
+            shards = generation.share(args, spaces)
+            slots = shared_counters(num * args.num_envs), Slots(record, num), Slots(results, num)
             counters = shared_counters(2 * num).view(2, num), shared_counters(1).fill_(-1)
             return cls(shards, *slots, *counters, Spaces.of(*spaces))
         except MemoryError as error:
-            fix = "lower --replay-size, --population, --generation-steps, --units-range or --channels-range"
-            raise ConfigError("replay-size", args.replay_size, f"for replay and nets {error}", fix) from error
+            name = "replay_size" if hasattr(args, "replay_size") else "population"
+            fix = f"lower --{flag_name(name)}, --generation-steps, --units-range or --channels-range"
+            raise ConfigError(flag_name(name), getattr(args, name), f"for replay and nets {error}", fix) from error
 
     def exchange(self, group: LearnerGroup) -> None:
         """Exchange what a generation has written, results and rows of the replay, with the other ranks."""
@@ -84,8 +80,8 @@ class PopulationMemory(NamedTuple):
         for source in range(group.size):
             places = LearnerGroup(source, group.size).own_share(len(self.results.arena))
             lanes = torch.arange(places.start * num_envs, places.stop * num_envs)[:, None]
-            new_rows = (self.rows[lanes] + torch.arange(2 * rounds)) % self.shards.rows  # at most two for each step
-            for field in self.shards.fields().values():
+            for field in self.shards.fields().values() if self.shards is not None else ():
+                new_rows = (self.rows[lanes] + torch.arange(2 * rounds)) % self.shards.rows  # at most two for each step
                 field[lanes, new_rows] = group.broadcast(field[lanes, new_rows], source)
             results = self.results.arena[places.start : places.stop]
             results.copy_(group.broadcast(results, source))
@@ -94,9 +90,9 @@ class PopulationMemory(NamedTuple):
 class EliteNet(nn.Module):
     """The net of the fittest member; `load_state_dict` restores its architecture too, whatever `genome` was."""
 
-    def __init__(self, spaces: tuple[Any, Any], genome: Genome | None = None):
+    def __init__(self, spaces: tuple[Any, Any], genome: Genome):
         super().__init__()
-        self.spaces, self.genome = Spaces.of(*spaces), genome or Genome({})
+        self.spaces, self.genome = Spaces.of(*spaces), genome
         self.net = make_net(self.spaces, self.genome)
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
@@ -119,11 +115,11 @@ def saved_net(genome: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class Population:
     """The members of a generation, the memory that they share, and the fittest net. Raises as `allocate` does."""
 
-    def __init__(self, args: Args, spaces: tuple[Any, Any]):
-        self.args, self.spaces = args, Spaces.of(*spaces)
+    def __init__(self, args: Args, spaces: tuple[Any, Any], generation: Any):
+        self.args, self.spaces, self.metrics = args, Spaces.of(*spaces), generation.metrics
         self.generation = 0  # the current one, or the next
         self.members = first_members(args)
-        self.memory = PopulationMemory.allocate(args, spaces)
+        self.memory = PopulationMemory.allocate(args, spaces, generation)
         self.elite = EliteNet(spaces, self.members[0].genome)
         for place, member in enumerate(self.members):
             torch.manual_seed(derive_seeds(args.seed, place, WEIGHTS)[1])
@@ -182,29 +178,27 @@ class Population:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next generation follows from; between two generations only."""
-        shards, members = self.memory.shards, []
+        members = []
         for place, member in enumerate(self.members):
             state = self._read(self.memory.births[place])
             parts = [part.state_dict() for part in state.parts]
             members.append({**member._asdict(), "genome": state.genome.to_json(), "state": parts})
-        used = min(int(self.memory.rows.max()), shards.rows)
-        frames = shards.fields()["frame"][:, :used].contiguous()  # no copy, once the lanes are full
-        replay = {name: rows[:, :used].clone() for name, rows in shards.fields().items() if name != "frame"}
+        replay = {}
+        if (shards := self.memory.shards) is not None:
+            used = min(int(self.memory.rows.max()), shards.rows)
+            replay = {name: rows[:, :used].clone() for name, rows in shards.fields().items() if name != "frame"}
+            replay["frame"] = shards.fields()["frame"][:, :used].contiguous()  # no copy, once the lanes are full
+        rows = self.memory.rows.clone()
         return {
-            "generation": self.generation,
-            "sizes": [self.args.population, self.args.num_envs, shards.rows],
-            "rows": self.memory.rows.clone(),
-            "replay": replay | {"frame": frames},
-            "members": members,
-        }
+            "generation": self.generation, "sizes": self._sizes, "rows": rows, "replay": replay, "members": members,
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`. Raises ValueError if it is of other sizes."""
-        shards, sizes = self.memory.shards, state["sizes"]
-        if sizes != [self.args.population, self.args.num_envs, shards.rows]:
-            raise ValueError(f"(members, environments, rows of the replay for each) are {sizes}")
+        if state["sizes"] != self._sizes:
+            raise ValueError(f"(members, environments, rows of the replay for each) are {state['sizes']}")
         for name, rows in state["replay"].items():
-            shards.fields()[name][:, : rows.shape[1]] = rows
+            self.memory.shards.fields()[name][:, : rows.shape[1]] = rows
         self.generation = state["generation"]
         self.memory.rows.copy_(state["rows"])
         for place, saved in enumerate(state["members"]):
@@ -214,6 +208,10 @@ class Population:
             for part, content in zip(member.parts, saved["state"], strict=True):
                 part.load_state_dict(content)
             member.write(self.memory.births[place])
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [self.args.population, self.args.num_envs, getattr(self.memory.shards, "rows", 0)]
 
     def _read(self, record: Record) -> MemberState:
         return MemberState.read(record, self.spaces, self.args)

@@ -15,7 +15,7 @@ from a3c_mp.data.episodes import episodes_at
 from a3c_mp.nets.obs_stats import FAR
 from a3c_mp.population.evolution import Member, describe_genes
 from a3c_mp.population.member import Confirmation
-from a3c_mp.population.population import COUNTS, METRICS, Population
+from a3c_mp.population.population import COUNTS, Population
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import Evaluation, PlayedGames
 from a3c_mp.run.guard import count
@@ -119,7 +119,7 @@ class Report:
             count(run, name, num, WARNINGS[name].format(id=member.id, most=self.args.eval_max_steps), repeated=True)
         curves = {"fitness": member.fitness, "updates": updates, "genome/hidden_units": sum(genome.hidden)}
         curves |= {f"genome/{name}": getattr(own, name) for name in self.genes}
-        metrics = dict(zip(METRICS, result["metrics"].tolist(), strict=True))
+        metrics = dict(zip(self.population.metrics, result["metrics"].tolist(), strict=True))
         metrics |= {f"{name}/place_{place}": float(value) for name, value in curves.items()}
         run.record_metrics({name: value for name, value in metrics.items() if math.isfinite(value)})
         sha256 = hashlib.sha256(result["genome"].numpy().tobytes() + result["tensors"].numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Settings of chapter 6, and its presets."""
+"""Settings of chapter 6 that all of its algorithms have; each one adds its own, see `dqn` and `ppo`."""
 
 from __future__ import annotations
 
@@ -8,34 +8,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
-from a3c_mp.algorithms.apex_settings import ReplayArgs
-from a3c_mp.config import Between, Count, Fraction, NonNegative, check_ranges, flag_name
+from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, RewardArgs, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
-from a3c_mp.population.genes import GENES, Gene, read_genes
+from a3c_mp.population.genes import Gene, read_genes
 
 MUTATIONS = ("none", "architecture", "parameters", "activation", "hyperparameters")
 """kinds of mutation; `--mutate-KIND` is the relative probability of each"""
 Activation = Literal["relu", "elu", "gelu", "tanh"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
-IMAGES: dict[str, Any] = {
-    "convolutions": (32, 8, 4, 64, 4, 2, 64, 3, 1),  # Mnih et al. 2015
-    "hidden": (256,),
-    "genes": ("learning_rate=5e-5:2e-3", "batch_size=16:128", "learn_every=8:64"),
-    "init": "same",  # until the first points are won all are equally fit, and chance would choose among draws
-    "population": 4,
-    "generation_steps": 10_000,
-    "eval_episodes": 4,
-    "confirm_episodes": 20,
-    "checkpoint_seconds": 600.0,  # the replay is saved, too
-    "learning_starts": 10_000,
-    "learning_rate": 2.5e-4,
-    "batch_size": 64,
-    "learn_every": 16,
-    "n_step": 5,
-    "epsilon": 0.1,
-    "target_period": 200,
-}
-"""settings for images"""
 
 
 class Convolution(NamedTuple):
@@ -53,25 +33,27 @@ class Convolution(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Args(ReplayArgs):
+class Args(RewardArgs, CommonArgs):
     """Settings of a population: chapter 6. It has no other actors than its members (--population)."""
 
     chapter = "population"
     actors_flag = "population"
     actor_name = "member"
-    fixed = ("population", "num_envs", "replay_size", "generation_steps")
+    fixed: ClassVar[tuple[str, ...]] = ("algo", "population", "num_envs", "generation_steps")
     actors_learn = True
-    images = IMAGES
-    gene_table = GENES
+    family: ClassVar[Literal["q", "actor_critic"]] = "q"
+    """nets: action values, with a target net; or a policy and a value"""
+    gene_table: ClassVar[dict[str, Gene]] = {}
+    """settings that can be genes"""
 
     env_id: str = "CartPole-v1"
-    """gymnasium environment id with discrete actions; module:Env-v0 imports the module first"""
+    """gymnasium environment id; module:Env-v0 imports the module first"""
+    algo: Literal["dqn", "ppo"] = "dqn"
+    """dqn: Q-learning from the replay of all members, for discrete actions; ppo: chapter 1's, each from its rollouts"""
     population: Annotated[int, Between(2, 256)] = 6
     """members: agents that learn at the same time, each in a process of its own"""
     num_envs: Annotated[int, Between(1, 4096)] = 8
     """environments for each member (B)"""
-    reward_scale: NonNegative = 1.0
-    """multiply rewards by this for learning, after clipping"""
     generation_steps: Count = 4_000
     """agent steps of each member in a generation, rounded up to a multiple of num-envs"""
     total_steps: Count = 1_000_000
@@ -114,17 +96,12 @@ class Args(ReplayArgs):
     """probability that mutate-architecture adds a layer instead of resizing one"""
     remove_layer: Fraction = 0.1
     """probability that it removes one"""
-    genes: tuple[str, ...] = ("learning_rate", "batch_size", "learn_every")
-    """hyperparameters that mutate, NAME, or with range and step (a factor) NAME=LOW:HIGH or NAME=LOW:HIGH:STEP; also
-    gamma, n_step, target_period, epsilon, max_grad_norm"""
+    genes: tuple[str, ...] = ()
+    """hyperparameters that mutate, NAME, or with range and step (a factor) NAME=LOW:HIGH or NAME=LOW:HIGH:STEP"""
     learning_rate: NonNegative = 1e-3
     """first learning rate (Adam)"""
     batch_size: Count = 64
-    """first batch size: transitions in one gradient"""
-    learn_every: Count = 4
-    """agent steps for each update (train frequency), in the first generation"""
-    n_step: Count = 1
-    """first n of n-step returns: rewards in a return"""
+    """first batch size: transitions or samples in one gradient"""
     hidden: tuple[int, ...] = (64, 64)
     """first architecture: units of each hidden layer; on images, behind the convolutions"""
     units_range: tuple[int, int] = (16, 256)
@@ -141,14 +118,8 @@ class Args(ReplayArgs):
     """convolutions that evolution can reach"""
     activation: Activation = "relu"
     """first activation function"""
-    replay_size: Count = 100_000
-    """transitions of earlier generations, of all members, that each member can sample"""
-    learning_starts: Count = 1_000
-    """transitions in the replay buffer before a member's first update; its actions are random until then"""
     adam_eps: Annotated[float, Between(1e-12)] = 1e-5
     """Adam epsilon"""
-    target_period: Count = 100
-    """target network update interval (updates)"""
     deterministic: bool = True
     """always on in this chapter: runs with the same seed are bit-identical"""
     # Flags of other chapters that this one does not have: class variables are no fields.
@@ -161,6 +132,9 @@ class Args(ReplayArgs):
     stop_eval_return: ClassVar = None  # type: ignore[misc]
     evaluates: ClassVar = True  # each generation
     training_goal: ClassVar = None  # exploring members do not show what the best can
+
+    def check(self) -> None:
+        """Raise ConfigError for settings of an algorithm that do not fit each other."""
 
     @property
     def mutations(self) -> dict[str, float]:
@@ -190,9 +164,7 @@ def check_settings(args: Args, image: bool) -> None:
         raise ConfigError("tournament-size", args.tournament_size, why, fix)
     if not args.deterministic:
         raise ConfigError("deterministic", False, "a population is always deterministic", "leave it out")
-    if args.learning_starts > args.replay_size // 2:
-        why = f"the replay has room for {args.replay_size}"
-        raise ConfigError("learning-starts", args.learning_starts, why, "use half of it at most")
+    args.check()
     if image != bool(args.convolutions) or len(args.convolutions) % 3 or min(args.convolutions, default=1) < 1:
         why = "each one has three numbers of 1 or more" if image else "observations are vectors"
         fix = "for instance --convolutions 16 8 4 32 4 2" if image else "leave it out"
@@ -214,19 +186,3 @@ def check_settings(args: Args, image: bool) -> None:
         ends: Any = [{name: int(end) if gene.integer else end} for end in gene[:2]]
         for end in ends:  # the setting's own limits
             check_ranges(replace(args, **end))
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 4_000_000},
-    "CartPole-v1": {"stop_return": 475.0, "total_steps": 400_000, "reward_scale": 0.05},
-    "Acrobot-v1": {"stop_return": -90.0, "total_steps": 600_000, "reward_scale": 0.1},
-    "LunarLander-v3": {
-        "stop_return": 200.0,
-        "total_steps": 1_000_000,
-        "reward_scale": 0.05,
-        "generation_steps": 8_000,
-        "eval_episodes": 10,  # of up to 1,000 steps
-        "hidden": (128, 128),
-        "batch_size": 128,
-    },
-}

@@ -243,7 +243,7 @@ def _check_actions(space: gymnasium.Space, kinds: type[gymnasium.Space] | UnionT
     if not isinstance(space, kinds) or not is_plain:
         classes = typing.get_args(kinds) or (kinds,)
         needed = ", ".join(f"{kind.__name__} {ACTIONS_OF.get(kind, '')}".rstrip() for kind in classes)
-        fix = "choose another" if Discrete in classes else "choose another, for instance Pendulum-v1"
+        fix = "choose another, or another --algo" if kinds in (Discrete, Box) else "choose another"
         raise ConfigError("env-id", env_id, f"its actions are {space}, this needs {needed}", fix)
 
 

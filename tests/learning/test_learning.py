@@ -9,6 +9,7 @@ from harness import (
     CHAPTERS,
     IMPALA,
     POPULATION,
+    POPULATION_PPO,
     RAY_DQN,
     RAY_IMPALA,
     TASK,
@@ -18,6 +19,7 @@ from harness import (
 AS_ANOTHER = (TASK, RAY_IMPALA, RAY_DQN)
 """chapter 5 has the bits of chapter 1, train_ray.py those of chapter 4"""
 FLAGS = {RAY_DQN: ["--algo", "dqn"], POPULATION: ["--population", "2"]}
+FLAGS[POPULATION_PPO] = ["--algo", "ppo", "--population", "2", "--generation-steps", "8000"]
 
 ON_POLICY = ["--num-envs", "8", "--learning-rate", "1e-3"]
 SHORT = ["--num-envs", "8", "--learning-rate", "3e-3", "--unroll-length", "16"]
@@ -33,7 +35,11 @@ ANY_UNITS = ["--num-actors", "1", "--gamma", "0", "--learning-rate", "3e-3", "--
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "chapter",
-    [*(pytest.param(c, marks=pytest.mark.slow) if c in AS_ANOTHER else c for c in CHAPTERS), POPULATION],
+    [
+        *(pytest.param(c, marks=pytest.mark.slow) if c in AS_ANOTHER else c for c in CHAPTERS),
+        POPULATION,
+        POPULATION_PPO,
+    ],
     ids=row_id,
 )
 def test_a_chapter_learns_cartpole(run_inline, chapter):

@@ -28,6 +28,7 @@ TWO_LEARNERS = ["--num-learners", "2", "--slots-per-actor", "2", "--replay-propo
 UNTIL_EVALUATED = [*ROLLOUTS, "--batch-size", "16", *EVALUATED, "--stop-eval-return", "501"]
 MEMBERS = ["--population", "2", "--num-envs", "2", "--units-range", "16", "64", "--mutate-none", "0"]
 POPULATION = [*CARTPOLE[:4], *MEMBERS, "--generation-steps", "80", "--learning-starts", "50", "--eval-episodes", "2"]
+BY_PPO = ["--algo", "ppo", *POPULATION[:-4], *POPULATION[-2:], "--unroll-length", "20"]
 SMALL_NETS = ["--convolutions", "8", "8", "4", "12", "4", "2", "--hidden", "16", "--channels-range", "4", "16"]
 ON_PONG = ["--env-id", "PongNoFrameskip-v4", *MEMBERS, "--units-range", "8", "64", *SMALL_NETS, *POPULATION[-6:]]
 TWO_SLOTS = ["--slots-per-actor", "2"]
@@ -38,6 +39,7 @@ KINDS = {
     "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM]),
     "dqn": ("train_apex.py", 1000, APEX),
     "population": ("train_population.py", 1600, POPULATION),
+    "population, ppo": ("train_population.py", 1600, BY_PPO),
     "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, "--eval-every", "0"]),
 }
 SLOW = {

@@ -18,7 +18,17 @@ import pytest
 import torch
 from envs import Env
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from harness import ALL_CHAPTERS, APEX_DDPG, APEX_DQN, CONTINUOUS, EVERY_ONE_OF_ALL, IMPALA, RAY_DQN, TASK
+from harness import (
+    ALL_CHAPTERS,
+    APEX_DDPG,
+    APEX_DQN,
+    CONTINUOUS,
+    EVERY_ONE_OF_ALL,
+    IMPALA,
+    POPULATION_PPO,
+    RAY_DQN,
+    TASK,
+)
 
 import play
 import plot
@@ -35,7 +45,7 @@ from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
 from a3c_mp.wrappers import make_env
 
-ALL = [*ALL_CHAPTERS, *CONTINUOUS]
+ALL = [*ALL_CHAPTERS, *CONTINUOUS, POPULATION_PPO]
 BY_NAME = {str(chapter): chapter for chapter in ALL}
 
 
@@ -48,6 +58,8 @@ def each_chapter(chapters=ALL):
 def flags_of(chapter):
     if chapter is APEX_DDPG:
         return ["--algo", "ddpg", "--env-id", "Pendulum-v1"]
+    if chapter is POPULATION_PPO:
+        return ["--algo", "ppo"]
     return ["--algo", "dqn"] if chapter in (APEX_DQN, RAY_DQN) else []
 
 
@@ -139,7 +151,7 @@ a3c_data | HUGE | GiB is free; lower --num-actors, --num-envs
 impala | HUGE --replay-proportion 0 | GiB is free; lower --num-actors, --num-envs
 apex_dqn | --replay-size 1e12 | GiB is free; lower --replay-size
 ray_dqn | --replay-size 1e12 | GiB is free; lower --replay-size
-population | --replay-size 1e12 | MiB of memory is free; lower --
+population_dqn | --replay-size 1e12 | MiB of memory is free; lower --
 apex_dqn | --batch-size 300_000 | batch-size=300000: the replay has room
 impala | --batch-unrolls 1e4 | batch-unrolls=10000: 625 new
 a3c_data | --deterministic --slots-per-actor 3 | slots-per-actor=3:
@@ -149,7 +161,7 @@ a3c_grad | --env-id Pendulum-v1 --explore-envs 0.5 | explore-envs=0.5: it repeat
 impala | --noise-steps 16 | noise-steps=16: it is for continuous actions, those of CartPole-v1 are discret
 apex_dqn | --act-on cuda | act-on=cuda: the learner's net is not on a GPU; give --cuda too
 impala | --mean-limit 1 | mean-limit=1.0: it is for continuous actions, those of CartPole-v1 are discret
-population | --reward-scale none | reward-scale=none: must be a number
+population_ppo | --learn-every 9 | learn-every=9: there is no such flag
 apex_dqn | --noise 0.1 | noise=0.1: --algo=dqn does not use it; use ddpg
 a3c_grad | --deterministic --slots-per-actor 2 | slots-per-actor=2: with --sync or --deterministic each actor waits for
 impala | --replay-proportion 0 --replay-size 9 | replay-size=9: --replay-proportion=0.0 does not use it; raise --replay
@@ -160,7 +172,7 @@ a3c_grad | --sync --grads-per-step 5 | grads-per-step=5:
 apex_dqn | --replay-size 100 --learning-starts 9 | replay-size=100: each of
 apex_ddpg | --env-id CartPole-v1 | env-id=CartPole-v1: its actions are Disc
 apex_dqn | --env-id Pendulum-v1 | env-id=Pendulum-v1: its actions are Box(
-population | --env-id Pendulum-v1 | env-id=Pendulum-v1: its actions are Box(
+population_dqn | --env-id Pendulum-v1 | env-id=Pendulum-v1: its actions are Box(
 apex_dqn | --num-learners 3 | num-learners=3: 2 actors cannot be
 ray_dqn | --num-shards 3 | num-shards=3: only 2 actors fill them; lower it
 ray_dqn | --save-replay | save-replay=True: shards are not saved
@@ -182,35 +194,35 @@ task | ATTACHED --role collector --max-seconds 9 | max-seconds=9.0: a node that 
 task | ATTACHED LISTENING --role collector | attach-to=tcp://127.0.0.1:9: a node that joins does not listen; leave --li
 task | --listen tcp://192.0.2.1:50515 --key-file k | listen=tcp://192.0.2.1:50515: cannot be bound (Cannot assign reque
 task | LISTENING --standalone | listen=tcp://127.0.0.1:0: a standalone task is
-population | --learner-threads 2 | learner-threads=2: there is no such flag
+population_dqn | --learner-threads 2 | learner-threads=2: there is no such flag
 task | --key-file k | key-file=k: nothing is on TCP; add --listen or --attach-to, or
 task | --remote-actors 8 | remote-actors=8: no node can join; add --listen
 task | --async-mode | async-mode=True: nodes run beside each other anyway; add --stand
 task | --async-mode --standalone --deterministic | async-mode=True: threads have no fixed order; leave --deterministic
 task | LISTENING --deterministic | listen=tcp://127.0.0.1:0: who joins, and when, has no fixed order; leave --determini
 task | LISTENING --num-envs 4096 --unroll-length 2048 | num-envs=4096: field obs of a rollout would have 134,283,264 by
-population | --population 3 --tournament-size 4 | tournament-size=4: there are 3 members; lower it, or raise --populati
-population | --genes learning-rate=1e-1:1e-5 | genes=learning_rate=0.1 to 1e-05: both ends must be finite and 1e-12 or
-population | --genes gamma=0.9:1 | genes=gamma=0.9:1: both ends must be below 1
-population | --genes n-step=1.5:4 | genes=n-step=1.5:4: both ends must be whole numbers
-population | --genes n-step=1 | genes=n-step=1: must be NAME, NAME=LOW:HIGH or NAME=LOW:HIGH:STEP
-population | --genes epsilon=0.1:4 | epsilon=4.0: must be between 0 and 1
-population | --genes n-step=1:4:1 | genes=n-step=1:4:1: its step is a factor, finite and 1.01 or more
-population | --genes gama | genes=gama: there is no such gene; choose of learning_rate, batch_size, learn_every, gamma,
-population | --genes gamma gamma | genes=gamma: it is there twice
-population | --batch-size 512 | genes=batch_size=8 to 256: the first member has 512; widen the range, or start inside
-population | --hidden 8 | units-range=16 to 256: the first member has 8;
-population | --grow-factor 1 2 | grow-factor=1 to 2: both ends must be finite and 1.01 or more
-population | --no-deterministic | deterministic=False: a population is always
-population | --replay-size 1000 --learning-starts 501 | learning-starts=501: the replay has room for 1000; use half of
-population | --convolutions 8 3 1 | convolutions=8 3 1: observations are vectors; leave it out
-population | PONG --convolutions 16 8 | convolutions=16 8: each one has three numbers of 1 or more; for instance --conv
-population | PONG --convolutions 16 10 9 16 10 9 | convolutions=16 10 9 16 10 9: nothing is left of the image behind the
-population | PONG --convolutions 16 12 4 | kernels-range=1 to 10: the first member has 12; widen the range, or st
-population | PONG --convolutions-range 1 2 | convolutions-range=1 to 2: the first member has 3; widen the range, or
-population | PONG --replay-size 1e9 | replay-size=1000000000: for replay and nets 6,7
-population | PONG --channels-range 8 100000 | replay-size=100000: for replay and nets
-population | PONG --channels-range 8 16 | channels-range=8 to 16: the first member has 32; widen the range,
+population_dqn | --population 3 --tournament-size 4 | tournament-size=4: there are 3 members; lower it, or raise --popul
+population_dqn | --genes learning-rate=1e-1:1e-5 | genes=learning_rate=0.1 to 1e-05: both ends must be finite and 1e-12
+population_dqn | --genes gamma=0.9:1 | genes=gamma=0.9:1: both ends must be below 1
+population_dqn | --genes n-step=1.5:4 | genes=n-step=1.5:4: both ends must be whole numbers
+population_dqn | --genes n-step=1 | genes=n-step=1: must be NAME, NAME=LOW:HIGH or NAME=LOW:HIGH:STEP
+population_dqn | --genes epsilon=0.1:4 | epsilon=4.0: must be between 0 and 1
+population_dqn | --genes n-step=1:4:1 | genes=n-step=1:4:1: its step is a factor, finite and 1.01 or more
+population_dqn | --genes gama | genes=gama: there is no such gene; choose of learning_rate, batch_size, gamma, n_step,
+population_dqn | --genes gamma gamma | genes=gamma: it is there twice
+population_dqn | --batch-size 512 | genes=batch_size=8 to 256: the first member has 512; widen the range, or start insid
+population_dqn | --hidden 8 | units-range=16 to 256: the first member has 8;
+population_dqn | --grow-factor 1 2 | grow-factor=1 to 2: both ends must be finite and 1.01 or more
+population_dqn | --no-deterministic | deterministic=False: a population is always
+population_dqn | --replay-size 1000 --learning-starts 501 | learning-starts=501: the replay has room for 1000; use half
+population_dqn | --convolutions 8 3 1 | convolutions=8 3 1: observations are vectors; leave it out
+population_dqn | PONG --convolutions 16 8 | convolutions=16 8: each one has three numbers of 1 or more; for instance --c
+population_dqn | PONG --convolutions 16 10 9 16 10 9 | convolutions=16 10 9 16 10 9: nothing is left of the image behind
+population_dqn | PONG --convolutions 16 12 4 | kernels-range=1 to 10: the first member has 12; widen the range, or st
+population_dqn | PONG --convolutions-range 1 2 | convolutions-range=1 to 2: the first member has 3; widen the range, or
+population_dqn | PONG --replay-size 1e9 | replay-size=1000000000: for replay and nets 6,7
+population_dqn | PONG --channels-range 8 100000 | replay-size=100000: for replay and nets
+population_dqn | PONG --channels-range 8 16 | channels-range=8 to 16: the first member has 32; widen the range,
 a3c_data | --env-id CartPole-v1?size=5 | ; choose another, or other --env-kwargs
 a3c_data | --env-id Pong-v4 | use PongNoFrameskip-v4 or ALE/Pong-v5; choose another
 """

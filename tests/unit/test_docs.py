@@ -1,6 +1,7 @@
 """Examples and links in the docs: functions that are named are there, and code runs."""
 
 import ast
+import csv
 import importlib
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from harness import A3C_DATA
 from nodes import free_port
 
+import train_population
 from a3c_mp.run.episode_log import read_episodes
 from a3c_mp.task.parallel import runner
 from bench import common
@@ -98,6 +100,25 @@ def test_the_example_of_an_algorithm_on_ray_learns(scripts):
     assert done.code == 0, done.err
     returns = [episode.episode_return for episode in read_episodes(done.folder / "episodes.csv")]
     assert sum(returns[-20:]) > 3 * sum(returns[:20])
+
+
+def test_the_example_of_an_algorithm_of_a_population_trains_resumes_and_plays(run_inline, tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "population.md").read_text()
+    code = re.search(r'```python\n("""Advantage actor-critic in a population.*?)```', text, re.DOTALL)
+    (tmp_path / "train_population_a2c.py").write_text(code[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("train_population_a2c")
+    module.main = lambda: train_population.main(module.ALGORITHMS)  # what its last line calls
+    flags = ["--population", "2", "--num-envs", "4", "--generation-steps", "400", "--eval-episodes", "2"]
+    flags += ["--mutate-hyperparameters", "9", "--unroll-length", "50", "--env-id", "CartPole-v1"]
+    done = run_inline("train_population_a2c.py", *flags, "--total-steps", "1600")
+    assert done.code == 0, done.err
+    assert (done.config["algorithm"], done.summary["steps"]) == ("population_a2c", 1600)
+    rows = list(csv.DictReader((done.folder / "lineage.csv").open()))
+    assert len({row["gae_lambda"] for row in rows}) > 2
+    again = run_inline("train_population_a2c.py", "--resume", "runs/r", "--total-steps", "2400")
+    assert (again.code, again.summary["steps"]) == (0, 2400), again.err
+    assert run_inline("play.py", "runs/r", "--episodes", "2").code == 0
 
 
 def test_the_example_of_a_task_learns_on_two_runners_and_goes_on_from_its_checkpoint(

@@ -10,13 +10,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import train_population
+from a3c_mp.population.dqn import IMAGES, Args
 from a3c_mp.population.evolution import Genome, Member, first_members, largest_genome, mutate_genome, rank
-from a3c_mp.population.genes import GENES, Gene
-from a3c_mp.population.settings import ACTIVATIONS, IMAGES, MUTATIONS, Args
+from a3c_mp.population.genes import Gene
+from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS
 
 ARGS = Args(
     learning_rate=1e-3, batch_size=45, learn_every=30, n_step=10, target_period=150, hidden=(64, 32), gamma=0.99,
-    units_range=(16, 512), epsilon=0.2, genes=("n_step=1:100", *(name for name in GENES if name != "n_step")),
+    units_range=(16, 512), epsilon=0.2, genes=("n_step=1:100", *(name for name in Args.gene_table if name != "n_step")),
 )  # fmt: skip
 START = first_members(ARGS)[0].genome
 SEEDS_OWN = replace(ARGS, grow_factor=(1.5, 1.5), shrink_factor=(4 / 3, 4 / 3), resample=0.0)
@@ -133,7 +134,7 @@ def test_limits_hold_over_30_000_mutations_and_every_integer_is_reached(rng):
 
 
 @pytest.mark.parametrize("step", [None, 1.5])
-@pytest.mark.parametrize("name", GENES)
+@pytest.mark.parametrize("name", Args.gene_table)
 def test_away_from_the_limits_genes_do_not_drift(name, step, rng):
     value, gene = getattr(ARGS, name), ARGS.evolving[name]._replace(step=step)
     factor, half = step or 2.5, 0.5 if gene.integer else 1e-9

@@ -10,15 +10,17 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from a3c_mp.population.dqn import Args
 from a3c_mp.population.evolution import Genome, Member, mutate_genome
-from a3c_mp.population.growth import MemberState, Spaces, breed
-from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Args, Convolution
+from a3c_mp.population.growth import MemberState, Spaces, breed, layers_by_depth
+from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Convolution
 
 INPUTS, ACTIONS = 5, 3
 SPACES = Spaces.of(Box(-1, 1, (INPUTS,)), Discrete(ACTIONS))
 IMAGES = Spaces.of(Box(0, 255, (2, 44, 44), np.uint8), Discrete(ACTIONS))
 CONVOLUTIONS = (Convolution(5, 8, 4), Convolution(6, 4, 2), Convolution(7, 3, 1))
 ARGS = Args(units_range=(1, 512), channels_range=(1, 64), genes=("learning_rate",))
+FAMILIES = ("q", "actor_critic")
 widths = st.integers(1, 300)
 hidden_sizes = st.lists(widths, min_size=1, max_size=3).map(tuple)
 
@@ -30,13 +32,24 @@ def observations(num=64, seed=0, image=False):
     return 3 * torch.randn(num, INPUTS, generator=rng)
 
 
-def a_member(hidden, activation="relu", updates=2, seed=0, convolutions=()):
+def spaces_of(genome):
+    """An actor-critic on vectors has continuous actions: its log deviations are in no layer."""
+    if genome.convolutions:
+        return IMAGES
+    return SPACES if genome.family == "q" else SPACES._replace(action_space=Box(-1, 1, (ACTIONS,)))
+
+
+def a_member(hidden, activation="relu", updates=2, seed=0, convolutions=(), family="q"):
     """A member after some updates, with statistics of observations and a target net that lags behind."""
     torch.manual_seed(seed)
-    genome, image = Genome({"learning_rate": 1e-3}, hidden, activation, convolutions), bool(convolutions)
-    member = MemberState.make(IMAGES if image else SPACES, genome, ARGS)
+    genome, image = Genome({"learning_rate": 1e-3}, hidden, activation, convolutions, family), bool(convolutions)
+    member = MemberState.make(spaces_of(genome), genome, ARGS)
     member.net.norm.update(1 + observations(image=image))
-    member.target_net.norm.update(7 * observations(image=image))
+    if member.target_net is not None:
+        member.target_net.norm.update(7 * observations(image=image))
+    if family == "actor_critic":  # what does not depend on the architecture
+        member.net.reward_scale.fill_(0.3)
+        member.return_stats.update(0, torch.rand(5, ARGS.num_envs), torch.zeros(5, ARGS.num_envs, dtype=torch.bool))
     for update in range(updates):
         update_once(member, seed=100 * seed + update)
     return member
@@ -44,35 +57,38 @@ def a_member(hidden, activation="relu", updates=2, seed=0, convolutions=()):
 
 def child_of(member, kind="architecture", seed=0, **genes):
     """A child with other genes, or with noise."""
-    spaces = IMAGES if member.genome.convolutions else SPACES
-    return breed(member, Member(1, 0, kind, replace(member.genome, **genes), seed), spaces, ARGS)
+    genome = replace(member.genome, **genes)
+    return breed(member, Member(1, 0, kind, genome, seed), spaces_of(genome), ARGS)
 
 
 def hidden_of(member):
-    return tuple(len(layer[0].bias) for layer in member.net.layers()[len(member.genome.convolutions) : -1])
+    return tuple(len(layer[0].bias) for layer in layers_by_depth(member.net)[len(member.genome.convolutions) : -1])
 
 
 def update_once(member, seed=0):
     """One update towards random targets; returns the gradients by name."""
     obs = observations(seed=seed, image=bool(member.genome.convolutions))
-    targets = torch.randn(len(obs), ACTIONS, generator=torch.Generator().manual_seed(seed + 1000))
+    found = torch.cat([output.view(len(obs), -1) for output in member.net(obs)], dim=1)
+    targets = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed + 1000))
     member.optimizer.zero_grad()
-    (member.net(obs)[0] - targets).square().mean().backward()
+    (found - targets).square().mean().backward()
     member.optimizer.step()
     return {name: param.grad.clone() for name, param in member.net.named_parameters()}
 
 
 def outputs(member):
-    """Of both nets, in float64: in float32 they would differ with the order in which a wider layer adds up."""
+    """Of all nets, in float64: in float32 they would differ with the order in which a wider layer adds up."""
     obs = observations(seed=9, image=True) if member.genome.convolutions else observations(seed=9).double()
     with torch.no_grad():
-        return tuple(copy.deepcopy(net).double()(obs)[0] for net in (member.net, member.target_net))
+        return tuple(part for net in member.nets.values() for part in copy.deepcopy(net).double()(obs))
 
 
 def state(member):
     """All tensors of a member by name: both nets, and the optimizer's state by the name of its parameter."""
-    nets = {"net": member.net, "target_net": member.target_net}
+    names = {"online": "net", "target": "target_net"}
+    nets = {names[kind]: net for kind, net in member.nets.items()}
     tensors = {f"{which}.{name}": tensor for which, net in nets.items() for name, tensor in net.state_dict().items()}
+    tensors |= {f"returns {name}": member.return_stats.state_dict()[name] for name in ("sums", "largest")}
     for name, parameter in member.net.named_parameters():
         tensors |= {f"{key} of {name}": tensor for key, tensor in member.optimizer.state[parameter].items()}
     return tensors
@@ -88,16 +104,19 @@ def assert_same(ones, others):
 
 
 @settings(deadline=None, max_examples=100)
-@given(hidden_sizes, st.sampled_from(ACTIVATIONS), st.booleans(), st.integers(0, 2), st.data())
-def test_a_wider_net_and_a_deeper_relu_net_have_the_same_outputs(hidden, activation, deepens, updates, data):
+@given(
+    hidden_sizes, st.sampled_from(ACTIVATIONS), st.booleans(), st.integers(0, 2), st.sampled_from(FAMILIES), st.data()
+)
+def test_a_wider_net_and_a_deeper_relu_net_have_the_same_outputs(hidden, activation, deepens, updates, family, data):
     place = data.draw(st.integers(0, len(hidden) - 1))
     wider = tuple(data.draw(st.integers(units, 300)) for units in hidden)
-    member = a_member(hidden, "relu" if deepens else activation, updates)
+    member = a_member(hidden, "relu" if deepens else activation, updates, family=family)
     before = outputs(member)
     grown = child_of(member, hidden=(*hidden[: place + 1], *hidden[place:]) if deepens else wider)
     assert hidden_of(grown) == grown.genome.hidden
     assert_same(outputs(grown), before)
-    assert not torch.equal(grown.net.norm.shift, grown.target_net.norm.shift), "the target net was not synchronised"
+    if family == "q":
+        assert not torch.equal(grown.net.norm.shift, grown.target_net.norm.shift), "the target net was not synchronised"
     assert grown.updates == member.updates == updates
     update_once(grown)
     assert grown.updates == updates + 1
@@ -121,11 +140,12 @@ GROWN = {
 """a convolutional net with two hidden layers, larger in one way"""
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("grown", GROWN.values(), ids=GROWN)
-def test_a_larger_convolutional_net_has_the_same_outputs_and_shrinks_to_what_it_was(grown):
-    member = a_member((6, 4), convolutions=CONVOLUTIONS)
+def test_a_larger_convolutional_net_has_the_same_outputs_and_shrinks_to_what_it_was(grown, family):
+    member = a_member((6, 4), convolutions=CONVOLUTIONS, family=family)
     child = child_of(member, **grown)
-    assert [tuple(layer[0].weight.shape[:1]) for layer in child.net.layers()[:3]] == [
+    assert [tuple(layer[0].weight.shape[:1]) for layer in layers_by_depth(child.net)[:3]] == [
         (each.channels,) for each in child.genome.convolutions[:3]
     ]
     assert_same(outputs(child), outputs(member))
@@ -136,7 +156,7 @@ def test_a_larger_convolutional_net_has_the_same_outputs_and_shrinks_to_what_it_
         found, first = ({n: x for n, x in each.items() if not n.startswith("exp_avg")} for each in (found, first))
     assert equal(found, first)
     update_once(child)
-    assert not torch.equal(child.net.layers()[0][0].weight[:5], member.net.layers()[0][0].weight)
+    assert not torch.equal(layers_by_depth(child.net)[0][0].weight[:5], layers_by_depth(member.net)[0][0].weight)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -215,11 +235,12 @@ def test_a_new_layer_starts_its_moments_at_its_first_update():
         assert state(grown)[f"step of {name}"] == before[f"step of {name}"] + 1
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("small", "large"), [((4,), (9,)), ((6, 4), (6, 5)), ((6, 4, 3), (6, 12, 3))])
-def test_to_shrink_undoes_what_growing_did_bit_by_bit(activation, small, large):
+def test_to_shrink_undoes_what_growing_did_bit_by_bit(activation, small, large, family):
     """New units have the smallest outgoing norm, 0, so they are the first to go."""
-    member = a_member(small, activation)
+    member = a_member(small, activation, family=family)
     assert equal(state(child_of(child_of(member, hidden=large), hidden=small, seed=1)), state(member))
 
 
@@ -268,8 +289,9 @@ def test_the_seed_decides_and_torchs_own_generator_is_left_alone(kind, hidden):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_survivor_keeps_every_bit_and_children_share_nothing_with_their_parent_or_each_other():
-    rng, member = np.random.default_rng(0), a_member((8, 6))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_survivor_keeps_every_bit_and_children_share_nothing_with_their_parent_or_each_other(family):
+    rng, member = np.random.default_rng(0), a_member((8, 6), family=family)
     before = state(copy.deepcopy(member))
     children = [child_of(member, "elite")]
     assert equal(state(children[0]), before)
@@ -289,4 +311,5 @@ def test_a_survivor_keeps_every_bit_and_children_share_nothing_with_their_parent
         child.optimizer.param_groups[0]["lr"] = 9.0
     assert equal(state(member), before), "children that learn leave their parent as it is"
     assert member.optimizer.param_groups[0]["lr"] == member.genome.hyperparameters["learning_rate"]
-    assert not any(param.requires_grad for child in children for param in child.target_net.parameters())
+    targets = [child.target_net for child in children if child.target_net is not None]
+    assert not any(parameter.requires_grad for net in targets for parameter in net.parameters())

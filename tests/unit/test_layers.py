@@ -32,7 +32,7 @@ TABLE = {
 }
 TABLE["cluster"] = TABLE["task"] | {"_bootstrap", "replay"}
 TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run", "task", "cluster"}
-TABLE["population"] = TABLE["algorithms"] - {"task", "cluster"} | {"algorithms", "_bootstrap"}
+TABLE["population"] = TABLE["algorithms"] - {"task", "cluster"} | {"algorithms", "_bootstrap", "cli"}
 TABLE["chapter"] = {"cli", "processes", "run"}
 TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "population", "cli", "chapter"}
 TABLE["bench"] = TABLE["chapters"] | {"chapters"}  # they measure the chapters' own losses

@@ -10,11 +10,10 @@ import torch
 
 import train_population
 from a3c_mp.population import member as member_module
+from a3c_mp.population.dqn import IMAGES, Args, Generation
 from a3c_mp.population.evolution import Genome, first_members
-from a3c_mp.population.genes import GENES
-from a3c_mp.population.growth import MemberState, Spaces
+from a3c_mp.population.growth import MemberState, Spaces, layers_by_depth
 from a3c_mp.population.population import EliteNet, Population, PopulationMemory, saved_net
-from a3c_mp.population.settings import IMAGES, Args
 from a3c_mp.processes.pool import Token
 from a3c_mp.run.preflight import probe_env
 
@@ -31,12 +30,12 @@ def live(population, place, beat=lambda: None):
     """Run the current generation of a place in this process."""
     tokens, nothing = [Token(place, population.generation)], lambda *args: None
     channel = SimpleNamespace(actor=place, tokens=lambda: tokens, beat=beat, starting=nothing, send=nothing)
-    member_module.run_member(channel, train_population.member, population.args, population.memory)
+    member_module.run_member(channel, train_population.ALGORITHMS["dqn"], population.args, population.memory)
 
 
 def generations_later(num, genomes=(START, START), spaces=SPACES, **changes):
     """A population after some generations; in the current one, its places have these genomes."""
-    population = Population(dataclasses.replace(FAST, **changes), spaces)
+    population = Population(dataclasses.replace(FAST, **changes), spaces, Generation)
     for generation in range(num):
         for place in range(2):
             live(population, place)
@@ -52,7 +51,7 @@ def updates(monkeypatch):
     updates, learn = [], train_population.learn
 
     def noted(args, generation, batch):
-        numbers = {"number": generation.counts["updates"], "learning_steps": generation.learning_steps}
+        numbers = {"number": generation.counts["updates"] + 1, "learning_steps": generation.learning_steps}
         updates.append(SimpleNamespace(state=generation.state, batch=batch, **numbers))
         learn(args, generation, batch)
 
@@ -67,10 +66,10 @@ def with_genes(**genes):
     return dataclasses.replace(START, hyperparameters=START.hyperparameters | genes)
 
 
-@pytest.mark.parametrize("name", GENES)
+@pytest.mark.parametrize("name", Args.gene_table)
 def test_a_gene_is_a_setting_that_only_its_member_has(updates, monkeypatch, name):
     """Whatever reads the setting in a member's process reads the member's own value."""
-    start, value = getattr(FAST, name), {"gamma": 0.5}.get(name, GENES[name].low)
+    start, value = getattr(FAST, name), {"gamma": 0.5}.get(name, Args.gene_table[name].low)
     seen, learn = [], train_population.learn
     monkeypatch.setattr(
         train_population, "learn", lambda args, *rest: (seen.append(getattr(args, name)), learn(args, *rest))
@@ -90,7 +89,7 @@ def test_each_gene_acts(updates, learn_every):
     updates.clear()
     live(population, 1)
     assert updates[0].state.optimizer.param_groups[0]["lr"] == 2.5e-3
-    assert [len(layers[0].bias) for layers in updates[0].state.net.layers()[:-1]] == [24, 40]
+    assert [len(layers[0].bias) for layers in layers_by_depth(updates[0].state.net)[:-1]] == [24, 40]
     assert {len(update.batch.reward) for update in updates} == {17}
     assert [update.number for update in updates] == list(range(1, 200 // learn_every + 1))
     assert population.results[1]["counts"][0] == 200 // learn_every
@@ -222,7 +221,7 @@ def test_what_a_process_needs_to_start_is_small_enough_for_a_pipe():
     spaces = probe_env("PongNoFrameskip-v4")
     assert len(pickle.dumps(spaces)) > 65_536
     args = Args(**IMAGES | {"population": 2, "replay_size": 100}, env_id="PongNoFrameskip-v4", num_envs=1)
-    assert len(pickle.dumps(PopulationMemory.allocate(args, spaces).spaces)) < 1000
+    assert len(pickle.dumps(PopulationMemory.allocate(args, spaces, Generation).spaces)) < 1000
 
 
 def equal(one, other):
@@ -238,7 +237,7 @@ def test_a_record_holds_every_bit_of_a_member(hidden, activation):
             parameter.grad = torch.randn_like(parameter)
         state.optimizer.step()
     state.net.norm.update(torch.randn(9, 4))
-    record = PopulationMemory.allocate(FAST, SPACES).births[0]
+    record = PopulationMemory.allocate(FAST, SPACES, Generation).births[0]
     state.write(record)
     written = [field.clone() for field in record.values()]
     restored = MemberState.read(record, NET, FAST)

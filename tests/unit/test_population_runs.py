@@ -88,13 +88,13 @@ def run_member_that_is_lost(*args):
     """A member's process that kills itself, or sends a signal to the trainer, as its first confirmation begins."""
     play = member.play_greedily
 
-    def lost(args, net, num, *others):
+    def lost(args, state, num, *others):
         if num == args.confirm_episodes and not Path("lost").exists():
             Path("lost").touch()
             pid = int(os.environ["TRAINER"])
             os.kill(pid or os.getpid(), signal.SIGTERM if pid else signal.SIGKILL)
             time.sleep(60)
-        return play(args, net, num, *others)
+        return play(args, state, num, *others)
 
     member.play_greedily = lost
     member.run_member(*args)
@@ -273,7 +273,7 @@ def test_a_population_learns_from_images(run_inline):
     ],
 )
 def test_what_cannot_be_learned_from_is_skipped_counted_and_named(run_inline, monkeypatch, env, counter, between, text):
-    monkeypatch.setattr("a3c_mp.population.member.NORM_PERIOD", 1)  # no batch is overlooked
+    monkeypatch.setattr("a3c_mp.population.dqn.NORM_PERIOD", 1)  # no batch is overlooked
     flags = ["--generation-steps", "800", "--total-steps", "1600", "--init", "same", "--learn-every", "40"]
     done = run_inline.train(POPULATION, "--env-id", f"envs:{env}-v0", *flags)
     assert done.code == 0, done.log

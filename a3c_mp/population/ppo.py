@@ -1,0 +1,121 @@
+"""PPO in a population: settings, and how a member gets its rollouts, with chapter 1's collector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
+
+import torch
+from gymnasium.vector import VectorEnv
+
+from a3c_mp.algorithms.actor_critic import obs_for_stats
+from a3c_mp.algorithms.actor_critic_settings import CONTINUOUS, CONTINUOUS_EPOCHS, PPOArgs
+from a3c_mp.data.collector import RolloutCollector
+from a3c_mp.data.rollout import Rollout, empty_rollout, is_finite, rollout_spec
+from a3c_mp.nets.precision import acting_dtype
+from a3c_mp.population import settings
+from a3c_mp.population.genes import COMMON, GENES, Gene
+from a3c_mp.population.member import MemberGeneration
+from a3c_mp.population.population import PopulationMemory
+from a3c_mp.processes.workers import WorkerChannel
+
+VECTORS: dict[str, Any] = {"generation_steps": 16_384, "unroll_length": 128, "update_epochs": 4}
+
+
+@dataclass(frozen=True)
+class Args(settings.Args, PPOArgs):
+    """Settings of PPO in a population."""
+
+    family = "actor_critic"
+    gene_table: ClassVar = {
+        **{name: GENES[name] for name in (*COMMON, "update_epochs", "clip_ratio", "entropy_coef")},
+        "learning_rate": Gene(1e-5, 1e-2),
+    }
+    continuous: ClassVar = {**PPOArgs.continuous, "generation_steps": 16_384}
+    vectors: ClassVar = VECTORS
+    images: ClassVar = {
+        "convolutions": (16, 8, 4, 32, 4, 2),  # Mnih et al. 2016
+        "hidden": (128,),
+        "genes": ("learning_rate=1e-4:2e-3", "batch_size=64:512", "entropy_coef=0.002:0.05"),
+    }
+
+    algo: Literal["dqn", "ppo"] = "ppo"
+    """dqn: Q-learning from the replay of all members, for discrete actions; ppo: chapter 1's, each from its rollouts"""
+    genes: tuple[str, ...] = ("learning_rate", "batch_size", "update_epochs")
+    """hyperparameters that mutate, NAME, or with range and step (a factor) NAME=LOW:HIGH or NAME=LOW:HIGH:STEP; also
+    gamma, n_step, max_grad_norm, clip_ratio, entropy_coef"""
+    # Flags of chapter 1 that members do not have: schedules are what genes are for.
+    slots_per_actor: ClassVar = 1  # type: ignore[misc]
+    learning_rate_end: ClassVar = 0.0  # type: ignore[misc]
+    anneal_steps: ClassVar = 0  # type: ignore[misc]
+    entropy_coef_end: ClassVar = None  # type: ignore[misc]
+    entropy_steps: ClassVar = 0  # type: ignore[misc]
+    optimizer: ClassVar = "adam"  # type: ignore[misc]
+    rmsprop_eps: ClassVar = 0.0  # type: ignore[misc]
+    net: ClassVar = "nature"  # type: ignore[misc]
+    log_std_init: ClassVar = 0.0  # type: ignore[misc]
+    mean_limit: ClassVar = 3.0  # type: ignore[misc]
+    explore_envs: ClassVar = 0.0  # type: ignore[misc]
+    explore_steps: ClassVar = 0  # type: ignore[misc]
+    explore_after: ClassVar = 0  # type: ignore[misc]
+
+    @property
+    def rounds(self) -> int:
+        """A multiple of the unroll length."""
+        return -(-super().rounds // self.unroll_length) * self.unroll_length
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 8_000_000},
+    "CartPole-v1": {"stop_return": 475.0, "total_steps": 1_000_000, "update_epochs": 4},
+    "Pendulum-v1": {**CONTINUOUS, "gamma": 0.9, "stop_return": -200.0, "update_epochs": CONTINUOUS_EPOCHS},
+    "LunarLander-v3": {**VECTORS, "stop_return": 200.0, "total_steps": 4_000_000, "reward_scale": None},
+}
+
+
+class Generation(MemberGeneration):
+    """One generation of a member, from its own rollouts alone."""
+
+    metrics = ("losses/policy", "losses/value", "policy/entropy")
+
+    def __init__(self, args: Any, memory: PopulationMemory, channel: WorkerChannel, env: VectorEnv, seed: int):
+        super().__init__(args, memory, channel, env, seed)
+        dtype = acting_dtype(args.precision, self.net)
+        view = SimpleNamespace(memory=SimpleNamespace(place=lambda net: net.to(dtype)), actor=self.place)
+        view.restored, view.seed_key = None, (seed,)
+        self.collector = RolloutCollector(self.args, env, view, copy.deepcopy(self.net))
+        spec = rollout_spec(args.unroll_length, args.num_envs, env.single_observation_space, env.single_action_space)
+        self.rollout = empty_rollout(spec)
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """Collect the generation's rollouts, each with the newest weights; yields those that are finite."""
+        num = self.args.unroll_length
+        for start in range(0, self.args.rounds, num):
+            with torch.no_grad():
+                for ours, newest in zip(
+                    *(net.state_dict().values() for net in (self.collector.net, self.net)), strict=True
+                ):
+                    ours.copy_(newest)
+            self.collector.collect(rollout := self.rollout)
+            self.steps += rollout.reward.numel()
+            done = rollout.terminated | rollout.truncated
+            for name, values in (
+                ("done", done),
+                ("episode_return", rollout.episode_return),
+                ("episode_length", rollout.episode_length),
+            ):
+                self.result[name][start : start + num] = values
+            self.scale_rewards(rollout.reward, done)
+            if not is_finite(rollout):
+                self.counts["transitions_not_finite"] += rollout.reward.numel()
+                continue
+            if self.args.normalize_obs:
+                self.counts["obs_values_far"] += self.net.norm.update(obs_for_stats(rollout.obs, self.net.norm.image))
+            yield rollout
+
+
+PARTS = (Args, PRESETS, Generation)
+"""of an `Algorithm`, besides what a member does"""
