@@ -128,7 +128,7 @@ class Generation(MemberGeneration):
     def _step(self, epsilons: np.ndarray | float) -> None:
         obs, mask = self.obs, action_mask(self.env)
         with autocast(self.args.precision, self.net):
-            q = dqn.allowed_q(self.net(torch.from_numpy(obs))[0].float().numpy(), mask)
+            q = dqn.allowed_q(self.net(torch.from_numpy(obs).to(self.device))[0].float().cpu().numpy(), mask)
         explores = self.exploration.random(len(q)) < epsilons
         action = np.where(explores, dqn.random_actions(self.exploration, q.shape, mask), q.argmax(axis=1))
         self.obs, reward, terminated, truncated, infos = self.env.step(action)
@@ -158,7 +158,7 @@ class Generation(MemberGeneration):
             batch = self.replay.extend(self.replay.sample(args.batch_size), args.n_step, args.gamma)
             if args.normalize_obs and self.counts["updates"] % NORM_PERIOD == 0:
                 self.counts["obs_values_far"] += self.net.norm.update(batch.obs)
-            yield batch._replace(reward=self.reward_scale * batch.reward)
+            yield batch._replace(reward=self.reward_scale * batch.reward).to(self.device)
 
     def end(self, number: int) -> None:
         self.counts["transitions_not_finite"] += self.replay.rejected

@@ -81,13 +81,13 @@ class MemberState(NamedTuple):
     genome: Genome
 
     @classmethod
-    def make(cls, spaces: Spaces, genome: Genome, args: Args) -> MemberState:
+    def make(cls, spaces: Spaces, genome: Genome, args: Args, device: torch.device | str = "cpu") -> MemberState:
         """Make a new member: random weights, the same ones in its target net, moments of 0."""
-        net, own = make_net(spaces, genome), genome.settings(args)
+        net, own = make_net(spaces, genome).to(device), genome.settings(args)
         optimizer = torch.optim.Adam(net.parameters(), lr=own.learning_rate, eps=own.adam_eps, fused=True)
         for parameter in net.parameters():
             moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
-            optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+            optimizer.state[parameter] = {"step": torch.zeros((), device=device), **moments}
         target_net = copy.deepcopy(net).requires_grad_(False) if genome.family == "q" else None
         return cls(net, target_net, optimizer, ReturnStats(own.gamma, 1, args.num_envs), genome)
 
@@ -115,17 +115,17 @@ class MemberState(NamedTuple):
 
     def write(self, record: Record) -> None:
         """Write it to a record; what it does not need of it becomes 0."""
-        values = torch.cat([tensor.detach().flatten() for tensor in self.tensors()])
+        values = torch.cat([tensor.detach().cpu().flatten() for tensor in self.tensors()])
         for field, content in (("genome", from_bytes(self.genome.to_json().encode())), ("tensors", values)):
             record[field][: len(content)] = content
             record[field][len(content) :] = 0
 
     @classmethod
     @torch.no_grad()
-    def read(cls, record: Record, spaces: Spaces, args: Args) -> MemberState:
-        """Return the member in a record, in tensors of its own."""
+    def read(cls, record: Record, spaces: Spaces, args: Args, device: torch.device | str = "cpu") -> MemberState:
+        """Return the member in a record, in tensors of its own on a device."""
         genome = Genome.from_json(bytes(record["genome"].tolist()).rstrip(b"\0").decode())
-        state, start = cls.make(spaces, genome, args), 0
+        state, start = cls.make(spaces, genome, args, device), 0
         for tensor in state.tensors():
             tensor.copy_(record["tensors"][start : start + tensor.numel()].view(tensor.shape))
             start += tensor.numel()

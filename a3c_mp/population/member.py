@@ -5,6 +5,7 @@ Each is a pure function of a birth, of the transitions of earlier generations an
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.run.evaluate import make_play_envs, make_policy, play_episodes
 from a3c_mp.run.metrics import Means
+from a3c_mp.run.preflight import set_up_torch
 from a3c_mp.seeds import CONFIRMATION, FITNESS, MEMBER, derive_seeds, seed_global_generators
 from a3c_mp.wrappers import make_vec_env
 
@@ -49,6 +51,8 @@ def run_member(channel: WorkerChannel, algorithm: Algorithm, args: Args, memory:
     While `memory.confirming` names a member, the process at place 0 plays the games that confirm its fitness instead.
     """
     place = channel.actor
+    if args.cuda:
+        set_up_torch(args, place % torch.cuda.device_count())
     for slot, number in channel.tokens():
         if (fittest := int(memory.confirming)) >= 0:
             channel.send(slot, confirm(channel, args, memory, fittest, number) if place == 0 else None)
@@ -77,7 +81,8 @@ class MemberGeneration:
 
     def __init__(self, args: Args, memory: PopulationMemory, channel: WorkerChannel, env: VectorEnv, seed: int):
         self.channel, self.env, self.place, self.seed = channel, env, channel.actor, seed
-        self.state = MemberState.read(memory.births[self.place], memory.spaces, args)
+        self.device = torch.device("cuda", torch.cuda.current_device()) if args.cuda else torch.device("cpu")
+        self.state = MemberState.read(memory.births[self.place], memory.spaces, args, self.device)
         self.net, self.optimizer, self.group = self.state.net, self.state.optimizer, LearnerGroup()
         self.args: Any = self.state.genome.settings(args)  # the member's own
         if not args.normalize_obs:
@@ -85,7 +90,7 @@ class MemberGeneration:
                 net.norm.turn_off()
         self.result = memory.results[self.place]
         self.steps, self.games = memory.progress[:, self.place].zero_()  # for the display
-        self.device, self.rng = torch.device("cpu"), torch.Generator().manual_seed(seed)
+        self.rng = torch.Generator().manual_seed(seed)
         self.counts, self.means, self.stats = Counter[str](), Means(), EpisodeStats(args.num_envs)
         self.reward_scale = args.reward_scale or float(self.net.reward_scale)
         self.net.reward_scale.fill_(self.reward_scale)
@@ -135,14 +140,10 @@ def play_greedily(
     policy that breaks its simulator where it would lose.
     """
     with closing(make_play_envs(args.env_id, num, seed=seed, heartbeats=channel, actor=channel.actor)) as env:
-        policy = policy_of(state.genome.family)(state.net, env.single_action_space)
+        make = dqn.make_policy if state.genome.family == "q" else make_policy
+        policy = make(copy.deepcopy(state.net).cpu(), env.single_action_space)
         for game in play_episodes(policy, env, num, args.eval_max_steps):
             yield game if math.isfinite(game.episode_return) else game._replace(episode_return=-math.inf)
-
-
-def policy_of(family: str) -> Callable[[Any, Any], Any]:
-    """What makes the greedy policy of a net."""
-    return dqn.make_policy if family == "q" else make_policy
 
 
 def confirm(channel: WorkerChannel, args: Args, memory: PopulationMemory, place: int, number: int) -> Confirmation:

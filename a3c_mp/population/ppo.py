@@ -33,6 +33,7 @@ class Args(settings.Args, PPOArgs):
     gene_table: ClassVar = {
         **{name: GENES[name] for name in (*COMMON, "update_epochs", "clip_ratio", "entropy_coef")},
         "learning_rate": Gene(1e-5, 1e-2),
+        "batch_size": Gene(32, 512, integer=True),
     }
     continuous: ClassVar = {**PPOArgs.continuous, "generation_steps": 16_384}
     vectors: ClassVar = VECTORS

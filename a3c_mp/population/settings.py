@@ -123,9 +123,8 @@ class Args(RewardArgs, CommonArgs):
     deterministic: bool = True
     """always on in this chapter: runs with the same seed are bit-identical"""
     # Flags of other chapters that this one does not have: class variables are no fields.
-    cuda: ClassVar = False  # type: ignore[misc]  # members are processes of the CPU
-    act_on: ClassVar = "cpu"  # type: ignore[misc]
-    cuda_graph: ClassVar = False  # type: ignore[misc]
+    act_on: ClassVar = "auto"  # type: ignore[misc]  # a member acts where it learns
+    cuda_graph: ClassVar = True  # type: ignore[misc]
     learner_threads: ClassVar = 1  # type: ignore[misc]  # each member is a process
     num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]
     eval_every: ClassVar = 0  # type: ignore[misc]

@@ -120,7 +120,7 @@ CartPole-v1                  | arguments=CartPole-v1: a value without a flag; pe
 --env-id nowhere:Env-v0      | env-id=nowhere:Env-v0: No module named 'nowhere'
 """
 if not torch.cuda.is_available():
-    FLAGS += "--cuda             | error: cuda\n"  # chapter 6 has no such flag, the others see no device
+    FLAGS += "--cuda             | error: cuda\n"
 
 
 def table(text):

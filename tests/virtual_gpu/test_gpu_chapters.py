@@ -10,6 +10,8 @@ from harness import (
     APEX_DQN,
     CHAPTERS,
     IMPALA,
+    POPULATION,
+    POPULATION_PPO,
     RAY_DQN,
     RAY_IMPALA,
     TASK,
@@ -18,6 +20,8 @@ from harness import (
 )
 
 PENDULUM, PONG, MASKED, CRASH = "Pendulum-v1", "PongNoFrameskip-v4", "envs:Masked-v0", "envs:Crash-v0"
+GENERATION = ("--total-steps", "160", "--generation-steps", "80", "--learning-starts", "40", "--eval-max-steps", "20")
+SMALL_NETS = ("--convolutions", "8", "8", "4", "12", "4", "2", "--hidden", "16", "--channels-range", "4", "16")
 SHORT, DRAWING = ("--total-steps", "320"), ("--total-steps", "600", "--learning-starts", "200")
 
 
@@ -236,3 +240,22 @@ def test_a_net_that_waits_for_the_gpu_is_refused_unless_it_runs_without_a_graph(
     assert "--no-cuda-graph" in ran.done.err
     ran = gpu.run(A3C_DATA, *SHORT, "--net", "waiting:make", "--no-cuda-graph")
     assert ran.done.code == 0, ran.done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(POPULATION, (*GENERATION, *SMALL_NETS), PONG),
+        Case(POPULATION_PPO, ("--total-steps", "800")),
+        Case(POPULATION_PPO, ("--total-steps", "800", "--no-normalize-obs"), PENDULUM),
+    ],
+    ids=lambda case: f"{case.chapter.algorithm}-{case.env_id}",
+)
+def test_members_learn_on_the_gpu_of_their_place(gpu, case):
+    ran = gpu.run(case.row, *case.flags, gpus=2)
+    assert ran.done.code == 0, ran.done.err
+    assert ran.done.summary["updates"] > 0
+    used = [[member.get(f"launches_on_{number}", 0) for number in (0, 1)] for member in ran.role("worker")]
+    assert sorted(each.index(max(each)) for each in used) == [0, 1], used
+    assert all(min(each) <= 5 for each in used), "one GPU alone"
