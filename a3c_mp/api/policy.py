@@ -129,7 +129,7 @@ class TrainedPolicy:
         begins = len(obs) != self._num if starts is None else starts
         self._num = len(obs)
         masks = None if mask is None else np.asarray(mask, np.bool_).reshape(len(obs), -1)
-        actions = self._act(obs, np.broadcast_to(begins, len(obs)), masks)
+        actions = self._act(obs, np.full(len(obs), begins), masks)
         return actions[0] if is_single else actions
 
     def reset(self) -> None:
