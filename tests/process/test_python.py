@@ -1,5 +1,6 @@
 """The library from Python: runs as child processes, callbacks, errors, and policies as functions."""
 
+import json
 import os
 import re
 import signal
@@ -158,7 +159,7 @@ def in_a_cell():
     ("chapter", "settings", "message"),
     [
         ("a3c", {}, "chapter=a3c: must be one of a3c_data, a3c_grad, apex, .*, or a script"),
-        ("a3c_data", {"env_id": in_a_cell()}, "env-id=Mine: .* notebook's cell .*%%writefile my_envs.py.* my_envs.Mine"),
+        ("a3c_data", {"env_id": in_a_cell()}, "env-id=Mine: .* notebook's cell .*%%writefile my_envs.py.*my_envs.Mine"),
         ("a3c_data", {"env_id": lambda: None}, "env-id=<lambda>: .* inside a function"),
         ("a3c_data", {"env_id": Recorder._record}, "env-id=Recorder._record: .* cannot import"),
         ("a3c_data", {"env_id": 5}, "env-id=5: must be an id, or a class or function"),
@@ -257,3 +258,19 @@ def test_the_examples_of_the_page_train_twice_in_a_thread_and_play(chapter, tmp_
     assert not errors
     assert found["result"].steps >= 2000
     assert found["callback"].returns
+
+
+def test_the_cells_of_the_notebook_run(scripts):
+    """In a fresh interpreter; magics that write files aside, they are Python."""
+    cells = json.loads((ROOT / "examples" / "cartpole.ipynb").read_text())["cells"]
+    program = ["import matplotlib", "matplotlib.use('agg')"]
+    for source in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
+        first, _, text = source.partition("\n")
+        if first.startswith("%%writefile "):
+            (scripts.runs_dir / first.split()[1]).write_text(text)
+        else:
+            program.append(source.replace("total_steps=100_000", "total_steps=1_000"))
+    (scripts.runs_dir / "cells.py").write_text("\n".join(program))
+    done = scripts.finish(scripts.start(str(scripts.runs_dir / "cells.py")), "")
+    assert done.code == 0, done.err
+    assert len(list((scripts.runs_dir / "runs").iterdir())) == 2
