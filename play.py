@@ -10,35 +10,29 @@ from __future__ import annotations
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: Ctrl-C ends the script in one line from here on)
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import gymnasium
 import numpy as np
 import torch
 from rich.progress import track
 
-from a3c_mp.algorithms import ddpg, dqn
+from a3c_mp.api.policy import TrainedPolicy, TrainedRun, load_net, load_run
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, CommonArgs, Count
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import CheckpointError, ConfigError, shown, start_here
+from a3c_mp.errors import ConfigError, shown, start_here
 from a3c_mp.nets.actor_critic import ActorCritic
-from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS, ActionHead, mask_logits
-from a3c_mp.population.evolution import Genome
-from a3c_mp.population.population import EliteNet, saved_net
-from a3c_mp.run import checkpoint, export
-from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, make_policy, play_episodes
+from a3c_mp.run import export
+from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
 from a3c_mp.wrappers import ActionScaling
-
-VALUE_BASED = {"dqn": dqn, "ddpg": ddpg}  # --algo of a run -> its nets and policies, of action values
 
 
 @dataclass(frozen=True)
@@ -63,85 +57,6 @@ class Args:
     """record one more episode to this mp4 file (needs imageio-ffmpeg)"""
     export: Path | None = None
     """write the policy to this file and play no game: .onnx, with greedy actions; .safetensors, the weights alone"""
-
-
-class TrainedRun(NamedTuple):
-    """A run's checkpoint and what is needed to evaluate it."""
-
-    path: Path
-    algorithm: str
-    algo: Any  # of `VALUE_BASED`; None: an actor-critic
-    env_id: str
-    net_spec: NetSpec  # of an actor-critic
-    state: dict[str, Any]
-
-
-def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
-    """(run folder, checkpoint): the best of a run folder, or else the newest; or the named file."""
-    if run.suffix == ".pt":
-        return run.absolute().parent.parent, run
-    folder = run / "checkpoints"
-    best = [] if newest else checkpoint.list_checkpoints(folder, "best")
-    paths = best or checkpoint.list_checkpoints(folder)
-    if not paths:
-        why = "there is no checkpoint in this folder" if run.is_dir() else "there is no such folder or checkpoint (.pt)"
-        raise ConfigError("run", run, why, "name a run folder, runs/<name>")
-    return run, paths[0]
-
-
-def load_run(run: Path, member: int | None = None) -> TrainedRun:
-    """Load a checkpoint and its run's settings. Raises ConfigError if they cannot be read or do not match."""
-    folder, path = find_checkpoint(run, newest=member is not None)
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        env_id, algorithm = config["args"]["env_id"], config["algorithm"]
-        state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
-        if member is not None:
-            state["net"] = net_of_member(state, member, algorithm)
-        algo = VALUE_BASED.get(config["args"].get("algo", ""))
-        return TrainedRun(path, algorithm, algo, env_id, NetSpec.of_run(config["args"]), state)
-    except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
-        why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ConfigError("run", run, why, "name another run or checkpoint") from error
-
-
-def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[str, Any]:
-    """The net of the member at a place, as `EliteNet` loads it. Raises ConfigError if there is no such member."""
-    members = state.get("extra", {}).get("population", {}).get("members", [])
-    if member < len(members):
-        return saved_net(members[member]["genome"], members[member]["state"][0])
-    if members:
-        why, fix = f"the checkpoint has {len(members)} members", f"name one from 0 to {len(members) - 1}"
-    elif algorithm.startswith("population"):
-        why, fix = "a best checkpoint has the fittest member alone", "name the run folder"
-    else:
-        why, fix = "it is not the checkpoint of a population", "leave it out"
-    raise ConfigError("member", member, why, fix)
-
-
-def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
-    """The trained net, and the spaces of its environment. Raises ConfigError if it does not fit the environment."""
-    spaces = probe_env(run.env_id, run.algo.ACTIONS if run.algo else ACTIONS)
-    net: Any
-    of_population = run.algorithm.startswith("population")
-    if of_population:
-        net = EliteNet(spaces, Genome({}, family="q" if run.algo else "actor_critic"))
-    else:
-        net = run.algo.make_net(*spaces) if run.algo else make_actor_critic(*spaces, run.net_spec)
-    try:
-        net.load_state_dict(run.state["net"])
-    except RuntimeError as error:
-        why = f"{run.path} does not fit {run.env_id} as it is now"
-        raise ConfigError("run", run.path, why, "name another run") from error
-    return net.net if of_population else net, spaces
-
-
-def make_trained_policy(run: TrainedRun, args: Args) -> Policy:
-    """The policy of a trained net, greedy by default. Raises ConfigError if the net does not fit the environment."""
-    net, (_, action_space) = load_net(run)
-    if run.algo:
-        return run.algo.make_policy(net, action_space)
-    return make_policy(net, action_space, greedy=not args.sampled, seed=args.seed)
 
 
 def make_random_policy(env_id: str, seed: int) -> Policy:
@@ -230,7 +145,10 @@ def main() -> int:
     if args.export is not None:
         export_policy(run, args.export)
         return 0
-    policy = make_random_policy(run.env_id, args.seed) if args.random else make_trained_policy(run, args)
+    if args.random:
+        policy = make_random_policy(run.env_id, args.seed)
+    else:
+        policy = TrainedPolicy(run, sampled=args.sampled, seed=args.seed)
     rendered = None if args.video is None else export.open_rendered(run.env_id, args.video)
     print(f"{description(run, args)}, seed {args.seed}")
     play(run, policy, args)

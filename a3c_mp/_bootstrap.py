@@ -13,7 +13,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 PARENT_VARIABLE = "A3C_MP_PARENT_PID"
-"""environment variable with the parent's pid; `spawn.start_child` sets it, the child reads it before other imports"""
+"""environment variable with the parent's pid, and the signal at its end if that is not SIGKILL; read before imports"""
 
 # Threads of OpenMP, which reads their number once, when it loads, would compete with processes for the same cores.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -52,7 +52,7 @@ def end_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 
 
 if parent_pid := os.environ.pop(PARENT_VARIABLE, ""):
-    end_with_parent(int(parent_pid))
+    end_with_parent(*map(int, parent_pid.split()))
 
 CHAPTERS = Path(__file__).resolve().parent / "chapters"
 if not CHAPTERS.is_dir():

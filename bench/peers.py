@@ -4,6 +4,7 @@
     python bench/peers.py --seconds 120                      rates; the rows take turns
     python bench/peers.py --stop-return 18 --seconds 2700 --rows a3c_data rl_games      minutes and steps to 18
     python bench/peers.py --env-id Pendulum-v1 --stop-return -200 --seconds 600 --rows a3c_data impala sb3_ppo
+    python bench/peers.py --env-id LunarLander-v3 --stop-return 200 --seconds 900 --rows population agilerl
 
 Each library runs with the settings that its own project recommends (bench/peers/run_*.py), with as many threads or
 workers as there are cores. Updates per step, nets and batch sizes differ, so rates alone decide nothing.
@@ -53,9 +54,12 @@ PEERS = {
     "sample_factory": Peer("sample_factory"),
     "rl_games": Peer("rl_games"),
     "rllib": Peer("rllib"),
+    "agilerl": Peer("agilerl"),
 }
 CONTINUOUS = ("Pendulum-v1", "MountainCarContinuous-v0")
 """environments besides Atari, with settings in run_sb3.py"""
+EVOLUTION = "LunarLander-v3"
+"""that of run_agilerl.py, where the mean return is that of 100 new games, of chapter 6, too"""
 WITHOUT_LIVES = ("PongNoFrameskip-v4", "BoxingNoFrameskip-v4", "FreewayNoFrameskip-v4")
 """games in which rl_games and RLlib, whose environments end with a life, report returns of whole games"""
 
@@ -63,14 +67,14 @@ WITHOUT_LIVES = ("PongNoFrameskip-v4", "BoxingNoFrameskip-v4", "FreewayNoFramesk
 @dataclass(frozen=True)
 class Args:
     chapter: ClassVar[str] = "peers"
-    rows: tuple[str, ...] = ("a3c_data", *PEERS)
+    rows: tuple[str, ...] = ("a3c_data", "sb3_a2c", "sb3_ppo", "sample_factory", "rl_games", "rllib")
     """libraries and chapters; a chapter may have flags after its name, without dashes"""
     env_id: str = "PongNoFrameskip-v4"
-    """Atari id with frame skip 1; chapters and SB3 also take Pendulum-v1 and MountainCarContinuous-v0"""
+    """Atari id with frame skip 1; SB3: also Pendulum-v1 and MountainCarContinuous-v0; AgileRL: LunarLander-v3 alone"""
     seconds: Annotated[float, Between(1)] = 120.0
     """how long each runs at most, starting up included; its rate is that of the second half (s)"""
     stop_return: float | None = None
-    """end a run where the mean raw return of the last 100 games is this"""
+    """end a run where the mean raw return of the last 100 games is this; of a population, of the fittest's new games"""
     seeds: Count = 3
     """how many runs of each row, with seeds 1, 2, ..."""
     environments: Path = Path("peers")
@@ -152,12 +156,16 @@ def read_points(text: str) -> list[Point]:
 def points_of_chapter(command: Sequence[str], args: Args, seed: int) -> list[Point]:
     """Run a chapter and read its points."""
     folder = common.train([*command, f"--seed={seed}"], args, f"peers-{args.env_id}-s{seed}")
-    means = {point.step: point.value for point in common.scalars(folder, "charts/mean_return_100")}
+    is_population = (folder / "lineage.csv").exists()  # its members explore
+    means = common.scalars(folder, "eval/confirmed_mean" if is_population else "charts/mean_return_100")
+    mean_at = {point.step: point.value for point in means}
     games, points = common.read_games(folder), common.scalars(folder, "time/elapsed_seconds")
     summary = common.read_summary(folder)
-    found = [(point.value, point.step, means.get(point.step)) for point in points if point.step < summary["steps"]]
+    found = [(point.value, point.step, mean_at.get(point.step)) for point in points if point.step < summary["steps"]]
     mean = summary["mean_return_100"] if len(games) >= common.MIN_GAMES else None
-    return [*found, (summary["wall_seconds"], summary["steps"], mean)]
+    mean = mean_at.get(summary["steps"]) if is_population else mean
+    seconds = points[-1].value if is_population else summary["wall_seconds"]  # what a generation lacks is not kept
+    return [*found, (seconds, summary["steps"], mean)]
 
 
 def figures(points: Sequence[Point], goal: float | None) -> Result:
@@ -197,10 +205,12 @@ def table(result: Result) -> str:
 
 def check(args: Args, peers: dict[str, Peer]) -> None:
     """Raise ConfigError where a library cannot run, or would report something else."""
-    if "NoFrameskip" not in args.env_id and args.env_id not in CONTINUOUS and peers:
-        fix = f"choose an id with NoFrameskip, {' or '.join(CONTINUOUS)}"
+    if "NoFrameskip" not in args.env_id and args.env_id not in (*CONTINUOUS, EVOLUTION) and peers:
+        fix = f"choose an id with NoFrameskip, {', '.join(CONTINUOUS)} or {EVOLUTION}"
         raise ConfigError("env-id", args.env_id, "the other libraries have no settings for it", fix)
     for name, peer in peers.items():
+        if (peer.environment == "agilerl") != (args.env_id == EVOLUTION):
+            raise ConfigError("rows", name, f"it has no settings for {args.env_id}", f"{EVOLUTION} is AgileRL's alone")
         if args.env_id in CONTINUOUS and peer.environment != "sb3":
             raise ConfigError("rows", name, "it is run on Atari only", "leave it out")
         by_life = peer.environment in ("rl_games", "rllib") and args.env_id not in WITHOUT_LIVES

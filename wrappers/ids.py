@@ -1,6 +1,7 @@
 """Environment ids: gymnasium's own, after `module:` if a module registers them, with keyword arguments after `?`.
 
-`my_module:MyEnv-v0?size=5&walls=false` is `MyEnv-v0`, which `my_module` registers, made with size=5 and walls=False.
+`my_module:MyEnv-v0?size=5&walls=false` is `MyEnv-v0`, which `my_module` registers, made with size=5 and walls=False;
+`my_module:MyEnv` is its class, or a function that makes one.
 Values may have the numbers of actor and environment in them: see `wrappers.identity`.
 """
 
@@ -27,13 +28,15 @@ class UnsupportedEnv(ValueError):
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """The registered spec of an id, with the id's keyword arguments. Raises gymnasium's own errors."""
+    """The spec of an id, with the id's keyword arguments. Raises gymnasium's own errors."""
     path, kwargs = split_id(env_id)
     module, _, name = path.rpartition(":")
     if module:
         if (here := os.getcwd()) not in sys.path:  # a script's own folder is all that Python adds
             sys.path.append(here)
-        importlib.import_module(module)
+        maker = getattr(importlib.import_module(module), name, None)
+        if callable(maker) and name not in gymnasium.registry:
+            return EnvSpec(name, maker, kwargs=kwargs)
     spec = gymnasium.spec(name)
     return dataclasses.replace(spec, kwargs={**spec.kwargs, **kwargs}) if kwargs else spec
 
@@ -41,7 +44,7 @@ def find_spec(env_id: str) -> EnvSpec:
 def make_registered(env_id: str, **kwargs: Any) -> gymnasium.Env:
     """`gymnasium.make` for an id that may have keyword arguments of its own."""
     spec = find_spec(env_id)
-    return gymnasium.make(spec if "?" in env_id else env_id, disable_env_checker=True, **kwargs)
+    return gymnasium.make(spec if {"?", ":"} & {*env_id} else env_id, disable_env_checker=True, **kwargs)
 
 
 def split_id(env_id: str) -> tuple[str, dict[str, Any]]:

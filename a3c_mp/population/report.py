@@ -140,6 +140,8 @@ class Report:
         run, (mean, failed, steps) = self.run, confirmation
         run.counters["evaluation_steps"] += steps
         run.progress.confirm(mean)
+        if not failed:
+            run.metrics.write(run.steps, {"eval/confirmed_mean": mean})
         games = f"confirmed: mean return {short_return(mean)} in {self.args.confirm_episodes} new games"
         games += f", of which {failed} failed (NaN or inf)" if failed else ""
         after = f", after a fitness of {short_return(fitness)}; training continues"

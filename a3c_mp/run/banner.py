@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 import statistics
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,9 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.run.gpu import note_on_cores
 from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
-from a3c_mp.run.preflight import FOUND, note_on_repeats
-from a3c_mp.wrappers import ActionScaling
+from a3c_mp.run.preflight import FOUND
+from a3c_mp.seeds import global_generators_kept, seed_global_generators
+from a3c_mp.wrappers import ActionScaling, is_atari, trace
 
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 ENDS = ("total_steps", "max_seconds", "stop_return", "stop_eval_return")  # settings that end a run
 ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds reached"}
 """reason why a run has ended -> its name in the last line; others stay as they are"""
+TRACE_STEPS, TRACE_SECONDS = 100, 1.0  # of an environment, to see whether it repeats them
 
 
 def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
@@ -57,6 +61,28 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     cores = note_on_cores(args) if args.cuda else ""
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}{cores}")
     return lines
+
+
+def note_on_repeats(env_id: str) -> str:
+    """What a deterministic run of an environment cannot repeat; "" if two equal episodes of it are equal.
+
+    Before the second one, the generators that a process shares get another seed.
+    """
+
+    def play(seed: int, steps: int = TRACE_STEPS, seconds: float = math.inf) -> list[tuple[Any, ...]]:
+        seed_global_generators(seed)
+        return trace(env_id, steps, seconds)
+
+    if is_atari(env_id):  # ALE has generators of its own, which are seeded
+        return ""
+    with suppress(Exception), global_generators_kept():  # an actor reports an error of the environment
+        first = play(0, seconds=TRACE_SECONDS)
+        if play(1, len(first)) != first:
+            if play(0, len(first)) == first:
+                where = "draws from random, np.random or torch instead of its np_random"
+                return f"{env_id} {where}: equal runs are equal, but games that a resume or restart rebuilds are not"
+            return f"{env_id} is not deterministic: equal seeds and actions gave other results, so runs will differ"
+    return ""
 
 
 def net_name(args: CommonArgs, net: Any) -> str:

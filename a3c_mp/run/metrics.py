@@ -18,6 +18,7 @@ from a3c_mp.errors import TrainingError
 from a3c_mp.maths.losses import with_diagnostics
 from a3c_mp.run.display import Display
 from a3c_mp.run.episode_log import EpisodeLog
+from a3c_mp.run.followed import tell
 from a3c_mp.run.mean_return import CountedEpisode, short_return
 from a3c_mp.run.preflight import FOUND
 from a3c_mp.run.progress import Progress, Timings
@@ -97,8 +98,9 @@ class MetricsWriter:
             self._means.add(means)
 
     def write(self, steps: int, points: Mapping[str, float]) -> None:
-        """Write a point of each of several curves at this number of agent steps, to TensorBoard and the tracker."""
+        """Write a point of each of several curves at this number of agent steps, to all who take them."""
         self.event_file.scalars(steps, points)
+        tell(steps=steps, metrics=points)
         if self.tracker is not None:
             self.tracker.scalars(steps, points)
 

@@ -12,7 +12,6 @@ import tempfile
 import typing
 from contextlib import suppress
 from types import UnionType
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -27,7 +26,6 @@ from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.precision import make_deterministic
 from a3c_mp.processes.slots import GIB, MIB, free_memory
-from a3c_mp.seeds import global_generators_kept, seed_global_generators
 
 FILES, FILES_PER_ACTOR = 64, 4  # open files of a trainer without actors, which has about 15; three pipes and a sentinel
 ACTOR_BYTES = 150 * MIB  # private memory of an actor once torch is loaded, without environments
@@ -38,7 +36,6 @@ ENV_COPIES = 20  # of the vectors of an actor's environments: in their spaces (b
 WIDE = 10_000  # numbers of an observation that is the cause where memory is too small
 ACTIONS_OF = {Discrete: "from 0", MultiDiscrete: "from 0", Box: "of floating-point numbers"}  # those that can be used
 TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # the variable; torch makes the folder with the first optimizer
-TRACE_STEPS, TRACE_SECONDS = 100, 1.0  # of an environment, to see whether it repeats them
 FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
 """environment id -> (observation space, action space, layout of observations that are flattened) of `probe_env`"""
 
@@ -214,28 +211,6 @@ def probe_env(
         action_space = wrappers.MaskedDiscrete(action_space.n)
     FOUND[env_id] = obs_space, action_space, layout
     return obs_space, action_space
-
-
-def note_on_repeats(env_id: str) -> str:
-    """What a deterministic run of an environment cannot repeat; "" if two equal episodes of it are equal.
-
-    Before the second one, the generators that a process shares get another seed.
-    """
-
-    def play(seed: int, steps: int = TRACE_STEPS, seconds: float = math.inf) -> list[tuple[Any, ...]]:
-        seed_global_generators(seed)
-        return wrappers.trace(env_id, steps, seconds)
-
-    if wrappers.is_atari(env_id):  # ALE has generators of its own, which are seeded
-        return ""
-    with suppress(Exception), global_generators_kept():  # an actor reports an error of the environment
-        first = play(0, seconds=TRACE_SECONDS)
-        if play(1, len(first)) != first:
-            if play(0, len(first)) == first:
-                where = "draws from random, np.random or torch instead of its np_random"
-                return f"{env_id} {where}: equal runs are equal, but games that a resume or restart rebuilds are not"
-            return f"{env_id} is not deterministic: equal seeds and actions gave other results, so runs will differ"
-    return ""
 
 
 def _check_actions(space: gymnasium.Space, kinds: type[gymnasium.Space] | UnionType, env_id: str) -> None:

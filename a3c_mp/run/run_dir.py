@@ -26,6 +26,7 @@ import a3c_mp
 from a3c_mp.config import FORMAT, PLACE, CommonArgs, check_name, flag_name, has_checkpoint
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.program import git_commit
+from a3c_mp.run.followed import tell
 
 OF_A_START = "config.json", "events.out.tfevents.*", "tracker_id"  # files that another start does not replace
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # what file systems answer that cannot sync a folder
@@ -63,6 +64,7 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
         except BaseException:
             lock.close()
             raise
+    tell(folder=str(folder))
     return folder, lock, warning
 
 

@@ -42,7 +42,9 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     try:
         code = _importable(main)()
     except ConfigError as error:
-        code, report = 2, partial(print, f"error: {error}", file=sys.stderr)
+        from a3c_mp.run.followed import report_error  # here, as few runs have one
+
+        code, report = 2, partial(report_error, error)
     except NothingToDo as reason:
         code, report = 0, partial(print, reason)
     except SystemExit as error:

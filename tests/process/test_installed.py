@@ -67,3 +67,16 @@ def test_an_installed_package_trains_outside_the_source_tree(chapter, command, t
     if chapter is not TASK:
         played = run(command, tmp_path, "play", "runs/r", "--episodes", "1")
         assert played.code == 0, played.err
+
+
+@pytest.mark.slow
+def test_an_installed_package_trains_from_python(command, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN_ENV)
+    program = (
+        "import a3c_mp, mine\nresult = a3c_mp.train('a3c_data', env_id='mine:Own-v0', run_name='r', total_steps=600)"
+    )
+    program += "\nprint(result.policy().env_id)"
+    done = run(command.with_name("python"), tmp_path, "-c", program)
+    assert done.code == 0, done.err
+    assert done.out.endswith("mine:Own-v0\n")
+    assert done.config["command"][0].endswith("site-packages/a3c_mp/chapters/train_a3c_data.py")

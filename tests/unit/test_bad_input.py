@@ -35,6 +35,7 @@ import plot
 import train_a3c_data
 import train_apex
 import train_task
+from a3c_mp.api import policy
 from a3c_mp.cli.parser import plain_type
 from a3c_mp.config import bounds_of, check_ranges, flag_name
 from a3c_mp.data.episodes import Episode
@@ -560,5 +561,5 @@ def test_play_and_plot_name_a_spoilt_run(main, file, content, message, old, refu
 
 
 def test_play_of_a_net_with_more_actions_than_the_environment_has(old, refused, monkeypatch):
-    monkeypatch.setattr(play, "probe_env", lambda env_id, actions: (Box(-1.0, 1.0, (4,), np.float32), Discrete(1)))
+    monkeypatch.setattr(policy, "probe_env", lambda env_id, actions: (Box(-1.0, 1.0, (4,), np.float32), Discrete(1)))
     assert "does not fit CartPole-v1 as it is now" in refused(play.main, ["old/impala"])

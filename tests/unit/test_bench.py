@@ -66,6 +66,7 @@ def test_rows_differ_and_have_one_environment():
         (solve, ["impala"], "arguments=impala: a value without a flag; see --help"),
         (peers, ["--rows", "impalla"], "rows=impalla: no such library here"),
         (peers, ["--rows", "rllib", "--env-id", "Pendulum-v1"], "rows=rllib: it is run on Atari only"),
+        (peers, ["--rows", "agilerl"], "rows=agilerl: it has no settings for PongNoFrameskip-v4"),
         (peers, ["--rows", "sb3_a2c", "--environments", "/proc"], "rows=sb3_a2c: it is not installed in /proc"),
     ],
 )

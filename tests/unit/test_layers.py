@@ -15,7 +15,7 @@ FILES = sorted(
 
 GROUND = {"a3c_mp", "errors", "seeds"}
 TABLE = {
-    "a3c_mp": {"_bootstrap"},
+    "a3c_mp": {"_bootstrap", "api"},  # loaded when it is used
     "_bootstrap": set(),
     "errors": set(),
     "seeds": set(),
@@ -34,7 +34,9 @@ TABLE["cluster"] = TABLE["task"] | {"_bootstrap", "replay"}
 TABLE["algorithms"] = TABLE["run"] - {"_bootstrap"} | {"run", "task", "cluster"}
 TABLE["population"] = TABLE["algorithms"] - {"task", "cluster"} | {"algorithms", "_bootstrap", "cli"}
 TABLE["chapter"] = {"cli", "processes", "run"}
-TABLE["chapters"] = TABLE["play"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "population", "cli", "chapter"}
+TABLE["chapters"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "population", "cli", "chapter"}
+TABLE["api"] = TABLE["chapters"] | {"_bootstrap"}
+TABLE["play"] = TABLE["chapters"] | {"api"}
 TABLE["bench"] = TABLE["chapters"] | {"chapters"}  # they measure the chapters' own losses
 """group -> groups of this project that its files may import, besides their own"""
 

@@ -16,7 +16,8 @@ from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes import slots
 from a3c_mp.run import acting, gpu
 from a3c_mp.run import preflight as limits
-from a3c_mp.run.preflight import check_limits, check_processes, note_on_repeats
+from a3c_mp.run.banner import note_on_repeats
+from a3c_mp.run.preflight import check_limits, check_processes
 
 GIB = 2**30
 NEEDED = limits.FILES + 20 * limits.FILES_PER_ACTOR

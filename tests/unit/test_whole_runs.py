@@ -30,6 +30,7 @@ from harness import (
 )
 
 import play
+from a3c_mp.api import policy
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.run import metrics
@@ -252,14 +253,16 @@ def test_play_and_plot_read_a_run(run_inline, monkeypatch):
 
     monkeypatch.chdir(done.folder / "checkpoints")
     newest = max(Path().glob("step_*.pt"))
-    assert play.find_checkpoint(newest) == (done.folder.absolute(), newest), "a bare name is one of the current folder"
+    assert policy.find_checkpoint(newest) == (done.folder.absolute(), newest), (
+        "a bare name is one of the current folder"
+    )
 
 
 @pytest.mark.parametrize(
     ("score", "flags", "is_named"), [(234.0, {}, True), (1100.0, {}, False), (234.0, {"sampled": True}, False)]
 )
 def test_play_names_sampled_where_greedy_play_is_much_worse(score, flags, is_named, monkeypatch, capsys):
-    run = play.TrainedRun(Path("r"), "a3c_data", None, "CartPole-v1", None, {"returns": 50 * [1000.0, 1364.0]})
+    run = policy.TrainedRun(Path("r"), "a3c_data", None, "CartPole-v1", None, {"returns": 50 * [1000.0, 1364.0]})
     monkeypatch.setattr(play, "play_episodes", lambda *args: iter(20 * [Episode(score, 9)]))
     play.play(run, None, play.Args(Path("r"), **flags))
     assert ("--sampled plays" in capsys.readouterr().out) == is_named

@@ -1,0 +1,156 @@
+"""`a3c_mp.load_policy`: the policy of a trained run, for `play.py` and for programs of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from a3c_mp import wrappers
+from a3c_mp.algorithms import ddpg, dqn
+from a3c_mp.errors import CheckpointError, ConfigError
+from a3c_mp.nets.build import NetSpec, make_actor_critic
+from a3c_mp.nets.distributions import ACTIONS
+from a3c_mp.population.evolution import Genome
+from a3c_mp.population.population import EliteNet, saved_net
+from a3c_mp.run import checkpoint
+from a3c_mp.run.evaluate import Policy, make_policy
+from a3c_mp.run.preflight import probe_env
+
+VALUE_BASED = {"dqn": dqn, "ddpg": ddpg}  # --algo of a run -> its nets and policies, of action values
+
+
+class TrainedRun(NamedTuple):
+    """A run's checkpoint and what is needed to evaluate it."""
+
+    path: Path
+    algorithm: str
+    algo: Any  # of `VALUE_BASED`; None: an actor-critic
+    env_id: str
+    net_spec: NetSpec  # of an actor-critic
+    state: dict[str, Any]
+
+
+def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
+    """(run folder, checkpoint): the best of a run folder, or else the newest; or the named file."""
+    if run.suffix == ".pt":
+        return run.absolute().parent.parent, run
+    folder = run / "checkpoints"
+    best = [] if newest else checkpoint.list_checkpoints(folder, "best")
+    paths = best or checkpoint.list_checkpoints(folder)
+    if not paths:
+        why = "there is no checkpoint in this folder" if run.is_dir() else "there is no such folder or checkpoint (.pt)"
+        raise ConfigError("run", run, why, "name a run folder, runs/<name>")
+    return run, paths[0]
+
+
+def load_run(run: Path, member: int | None = None) -> TrainedRun:
+    """Load a checkpoint and its run's settings. Raises ConfigError if they cannot be read or do not match."""
+    folder, path = find_checkpoint(run, newest=member is not None)
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        env_id, algorithm = config["args"]["env_id"], config["algorithm"]
+        state = checkpoint.load(path, algorithm=algorithm, env_id=env_id)
+        if member is not None:
+            state["net"] = net_of_member(state, member, algorithm)
+        algo = VALUE_BASED.get(config["args"].get("algo", ""))
+        return TrainedRun(path, algorithm, algo, env_id, NetSpec.of_run(config["args"]), state)
+    except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
+        why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ConfigError("run", run, why, "name another run or checkpoint") from error
+
+
+def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[str, Any]:
+    """The net of the member at a place, as `EliteNet` loads it. Raises ConfigError if there is no such member."""
+    members = state.get("extra", {}).get("population", {}).get("members", [])
+    if member < len(members):
+        return saved_net(members[member]["genome"], members[member]["state"][0])
+    if members:
+        why, fix = f"the checkpoint has {len(members)} members", f"name one from 0 to {len(members) - 1}"
+    elif algorithm.startswith("population"):
+        why, fix = "a best checkpoint has the fittest member alone", "name the run folder"
+    else:
+        why, fix = "it is not the checkpoint of a population", "leave it out"
+    raise ConfigError("member", member, why, fix)
+
+
+def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
+    """The trained net, and the spaces of its environment. Raises ConfigError if it does not fit the environment."""
+    spaces = probe_env(run.env_id, run.algo.ACTIONS if run.algo else ACTIONS)
+    net: Any
+    of_population = run.algorithm.startswith("population")
+    if of_population:
+        net = EliteNet(spaces, Genome({}, family="q" if run.algo else "actor_critic"))
+    else:
+        net = run.algo.make_net(*spaces) if run.algo else make_actor_critic(*spaces, run.net_spec)
+    try:
+        net.load_state_dict(run.state["net"])
+    except RuntimeError as error:
+        why = f"{run.path} does not fit {run.env_id} as it is now"
+        raise ConfigError("run", run.path, why, "name another run") from error
+    return net.net if of_population else net, spaces
+
+
+class TrainedPolicy:
+    """A trained policy as a function: observations, of one environment or of N, -> actions for their `step`.
+
+    Observations are those of `make_env`, prepared as in training: vectors are as the environment gives them, `Dict` and
+    Atari's are not. Where the net has an LSTM, its state is kept from call to call, for each of the N environments.
+    Greedy, unless `sampled`. Raises ConfigError if the net does not fit the environment.
+    """
+
+    def __init__(self, run: TrainedRun, *, sampled: bool = False, seed: int = 0):
+        self.env_id, self.path, self.steps = run.env_id, run.path, run.state["steps"]
+        net, (self.obs_space, self.action_space) = load_net(run)
+        self._num = 0  # observations in the last call
+        if run.algo:
+            self._act: Policy = run.algo.make_policy(net, self.action_space)
+        else:
+            self._act = make_policy(net, self.action_space, greedy=not sampled, seed=seed)
+
+    def __call__(self, obs: Any, starts: Any = None, mask: Any = None) -> Any:
+        """Choose an action, or N of them.
+
+        Args:
+            obs: [*obs_shape] or [N, *obs_shape].
+            starts: whether it is the first of an episode, bool or bool [N]; without it the first call, the first one
+                after `reset`, and one with another N begin episodes. Only an LSTM needs it.
+            mask: `info["action_mask"]`, [choices] or [N, choices], where the environment gives it.
+
+        Raises:
+            ValueError: observations have another shape.
+        """
+        obs, shape = np.asarray(obs, self.obs_space.dtype), self.obs_space.shape or ()
+        is_single = obs.shape == shape
+        if not is_single and obs.shape[1:] != shape:
+            raise ValueError(f"observations must be {shape} or [N, {shape}] as `make_env` gives them, not {obs.shape}")
+        obs = obs[None] if is_single else obs
+        begins = len(obs) != self._num if starts is None else starts
+        self._num = len(obs)
+        masks = None if mask is None else np.asarray(mask, np.bool_).reshape(len(obs), -1)
+        actions = self._act(obs, np.full(len(obs), begins), masks)
+        return actions[0] if is_single else actions
+
+    def reset(self) -> None:
+        """Begin episodes with the next call."""
+        self._num = 0
+
+    def make_env(self, render_mode: str | None = None) -> gymnasium.Env:
+        """Make the environment of the run, with observations as the policy takes them."""
+        return wrappers.make_env(self.env_id, render_mode=render_mode)
+
+
+def load_policy(run: str | Path, *, member: int | None = None, sampled: bool = False, seed: int = 0) -> TrainedPolicy:
+    """Load a policy from a run folder, its best checkpoint, or from one checkpoint file (.pt).
+
+    Args:
+        member: of a population, the one at this place of the newest checkpoint, instead of the fittest so far.
+        sampled: sample actions, with this seed, instead of taking the most probable one.
+
+    Raises:
+        ConfigError: there is no checkpoint, or it does not fit the environment.
+    """
+    return TrainedPolicy(load_run(Path(run), member), sampled=sampled, seed=seed)

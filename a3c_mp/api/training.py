@@ -1,0 +1,204 @@
+"""`a3c_mp.train`: train by a chapter from a program, a notebook or a thread.
+
+The chapter runs as a child process with the command line that a user would type, so settings, checks, signals,
+checkpoints and results are the same. What starts it keeps its own signal handlers, threads and environment variables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gymnasium.envs import registration
+
+from a3c_mp._bootstrap import CHAPTERS, PARENT_VARIABLE
+from a3c_mp.api.policy import TrainedPolicy, load_policy
+from a3c_mp.cli.flags import as_flag
+from a3c_mp.errors import ConfigError, TrainingError
+from a3c_mp.run.followed import VARIABLE
+
+POLL_SECONDS = 0.1
+"""time between two looks at what the run tells"""
+END_SECONDS = 120.0
+"""longest wait for a run that is asked to end: it writes a checkpoint and closes its environments; then it is killed"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    folder: Path
+    solved: bool
+    steps: int  # agent steps
+    mean_return: float | None  # raw, of the last 100 games of training; None before the first one
+    exit_reason: str  # "solved", "total_steps", "max_seconds", or the signal that ended it
+    summary: dict[str, Any] = field(repr=False)  # all of `summary.json`
+
+    def policy(self, **options: Any) -> TrainedPolicy:
+        """The policy of the best checkpoint; options as those of `load_policy`."""
+        return load_policy(self.folder, **options)
+
+
+class Callback:
+    """Hooks of a run; override any. They are called in the thread that trains, and the run does not wait for them.
+
+    If one returns False the run ends as by SIGTERM, with a checkpoint. So it does if one raises, and `train` raises it.
+    """
+
+    def on_update(self, steps: int, metrics: Mapping[str, float]) -> bool | None:
+        """After updates, about once a second: agent steps, and what TensorBoard gets, means since the last time."""
+        return None
+
+    def on_evaluation(self, steps: int, metrics: Mapping[str, float]) -> bool | None:
+        """After an evaluation (`eval_every`): agent steps of the weights that played, and `eval/return_mean` etc."""
+        return None
+
+    def on_end(self, result: Result) -> None:
+        """When the run has ended without an error, before `train` returns."""
+
+
+def train(
+    chapter: str | Path, *, env_id: Any = None, callbacks: Callback | Sequence[Callback] = (), **settings: Any
+) -> Result:
+    """Train, and wait for the end of the run.
+
+    Args:
+        chapter: `a3c_data`, `impala`, ...: train_a3c_data.py etc.; or the path of a chapter of one's own (.py).
+        env_id: an id; or a class, or a function that makes an environment, at the top level of a module.
+        settings: as the flags of the chapter, with `_` for `-`; `env_kwargs` may be a dict.
+
+    Raises:
+        ConfigError: what the chapter refuses, in the same words.
+        TrainingError: the run failed.
+    """
+    if VARIABLE in os.environ:
+        why = "a process of a run imports the script that started it, and this call with it"
+        raise ConfigError("train", "", why, 'put the call below if __name__ == "__main__":')
+    hooks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    script = find_script(chapter)
+    given = {"env_id": id_of(env_id)} if env_id is not None else {}
+    words = [word for name, value in (given | settings).items() for word in as_flag(name, as_words(value))]
+    told: dict[str, Any] = {}
+    is_stopped = False
+    with following([sys.executable, str(script), *words]) as (process, lines):
+        for line in lines:
+            told |= line
+            if "metrics" in line and not is_stopped and not call_hooks(hooks, line["steps"], line["metrics"]):
+                is_stopped = True
+                process.terminate()
+    result = result_of(process.returncode, told, given.get("env_id", ""))
+    for hook in hooks:
+        hook.on_end(result)
+    return result
+
+
+def find_script(chapter: str | Path) -> Path:
+    """The script of a chapter. Raises ConfigError if there is none."""
+    names = sorted(path.stem for path in CHAPTERS.glob("train_*.py"))
+    if (name := f"train_{str(chapter).removeprefix('train_')}") in names:
+        return CHAPTERS / f"{name}.py"
+    if Path(chapter).suffix == ".py" and Path(chapter).is_file():
+        return Path(chapter)
+    known = ", ".join(name.removeprefix("train_") for name in names)
+    raise ConfigError("chapter", chapter, f"must be one of {known}, or a script (.py)")
+
+
+def id_of(env: Any) -> str:
+    """The id of an environment; `module:Name` of a class, or of a function that makes one.
+
+    Raises ConfigError for what the processes of a run cannot import.
+    """
+    if isinstance(env, str):
+        return env
+    module, name = getattr(env, "__module__", None), getattr(env, "__qualname__", "")
+    if not callable(env) or not name:
+        raise ConfigError("env-id", env, "must be an id, or a class or function that makes an environment")
+    if module == "__main__":
+        file = getattr(sys.modules["__main__"], "__file__", None) or ""
+        module = Path(file).stem if file.endswith(".py") else None
+    if module is None or not name.isidentifier():
+        why = "the processes of a run cannot import what is defined in a notebook's cell or inside a function"
+        fix = f"write it into a module (a cell that begins with %%writefile my_envs.py) and use my_envs.{name}"
+        raise ConfigError("env-id", name, why, fix)
+    return f"{module}:{name}"
+
+
+def as_words(value: Any) -> Any:
+    """A setting as `as_flag` takes it; of a dict `name=value`, with values in JSON or text."""
+    if not isinstance(value, Mapping):
+        return value
+    return [f"{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in value.items()]
+
+
+def call_hooks(hooks: Sequence[Callback], steps: int, metrics: Mapping[str, float]) -> bool:
+    """Call the hook that a point of the curves is for, of all callbacks. Returns whether the run goes on."""
+    is_evaluation = any(name.startswith("eval/") for name in metrics)
+    calls = [hook.on_evaluation if is_evaluation else hook.on_update for hook in hooks]
+    answers = [call(steps, metrics) for call in calls]  # all are called, also after one that ends the run
+    return all(answer is not False for answer in answers)
+
+
+@contextmanager
+def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterator[dict[str, Any]]]]:
+    """Start a run, which ends with this block or the thread that it is in; yields its process and what it tells."""
+    with tempfile.TemporaryDirectory(prefix="a3c-") as folder:
+        (path := Path(folder, "told")).touch()
+        parent = f"{os.getpid()} {int(signal.SIGTERM)}"  # which ends a run with a checkpoint
+        found = os.pathsep.join(os.path.abspath(place) for place in sys.path)  # modules that are imported here
+        env = {**os.environ, VARIABLE: str(path), PARENT_VARIABLE: parent, "PYTHONPATH": found}
+        process = subprocess.Popen(command, env=env)
+        try:
+            yield process, lines_of(path, process)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            finally:  # the time is over, or there was another Ctrl-C
+                process.kill()
+                process.wait()
+
+
+def lines_of(path: Path, process: subprocess.Popen) -> Iterator[dict[str, Any]]:
+    """What a run tells, until it has ended."""
+    rest, is_over = "", False
+    with path.open() as file:
+        while not is_over:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_SECONDS)
+            is_over = process.returncode is not None
+            *lines, rest = (rest + file.read()).split("\n")
+            yield from map(json.loads, lines)
+
+
+def result_of(code: int, told: Mapping[str, Any], env_id: str) -> Result:
+    """The result of a run that has ended. Raises as `train` does."""
+    if "error" in told:
+        what, value, why, fix = told["error"]
+        if what == "env-id" and value == env_id and env_id.partition("?")[0] in registration.registry:
+            why = f"in the processes of the run, {why[:1].lower()}{why[1:]}"
+            fix = (
+                f"name the module that registers it (module:{env_id}); what a notebook's cell registers, write into one"
+            )
+            fix += " (a cell that begins with %%writefile my_envs.py)"
+        raise ConfigError(what, value, why, fix)
+    folder = Path(told.get("folder", ""))
+    summary: dict[str, Any] = {}
+    with suppress(OSError):
+        summary = json.loads((folder / "summary.json").read_text())
+    if not summary or code == 1:
+        end = f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
+        end = summary.get("exit_reason") or end
+        raise TrainingError(f"{end}; see {folder / 'run.log'}" if told else f"{end} before it began, see its output")
+    return Result(
+        folder, summary["solved"], summary["steps"], summary["mean_return_100"], summary["exit_reason"], summary
+    )

@@ -1,0 +1,29 @@
+"""What a run tells the program that started it (`a3c_mp.train`): lines of JSON in a file that this program reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+from a3c_mp.errors import ConfigError, shown
+
+VARIABLE = "A3C_MP_FOLLOWED"
+"""environment variable with the path of the file, in the processes of such a run"""
+
+
+def tell(**facts: Any) -> bool:
+    """Add a line to the file, which nobody has to read for the run to go on. Returns whether there is one."""
+    if (path := os.environ.get(VARIABLE)) is None:
+        return False
+    with suppress(OSError), open(path, "a") as file:  # a full disk costs that program the line
+        file.write(json.dumps(facts, default=float) + "\n")
+    return True
+
+
+def report_error(error: ConfigError) -> None:
+    """Tell that program about an error, which it raises; or print it."""
+    if not tell(error=[error.what, *map(shown, map(str, (error.value, error.why, error.fix)))]):
+        print(f"error: {error}", file=sys.stderr)

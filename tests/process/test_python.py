@@ -1,0 +1,276 @@
+"""The library from Python: runs as child processes, callbacks, errors, and policies as functions."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import types
+from contextlib import suppress
+from pathlib import Path
+
+import envs
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+from harness import BUSY_SECONDS, IMPALA, ROOT
+
+import a3c_mp
+from a3c_mp import wrappers
+from a3c_mp.api import policy
+from a3c_mp.errors import ConfigError, TrainingError
+from a3c_mp.run import followed
+
+CHAPTER = """
+import a3c_mp, json, os, signal, sys
+from pathlib import Path
+from a3c_mp.run.followed import tell
+
+folder, how = Path("r").absolute(), sys.argv[1]
+if how == "--how=leave":
+    sys.exit(3)
+folder.mkdir()
+
+def end(reason, code):
+    end = {"solved": reason == "solved", "steps": 7, "mean_return_100": 1.5, "exit_reason": reason}
+    (folder / "summary.json").write_text(json.dumps(end))
+    sys.exit(code)
+
+signal.signal(signal.SIGTERM, lambda *_: end("SIGTERM", 143))
+tell(folder=str(folder))
+(folder / "pid").write_text(str(os.getpid()))
+tell(steps=5, metrics={"losses/total": 1.0})
+tell(steps=3, metrics={"eval/return_mean": 2.0})
+if how == "--how=wait":
+    signal.pause()
+if how == "--how=kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+end(*("error: none", 1) if how == "--how=fail" else ("solved", 0))
+"""
+"""a chapter that learns nothing"""
+
+
+@pytest.fixture
+def chapter(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my_chapter.py").write_text(CHAPTER)
+    return "my_chapter.py"
+
+
+class Recorder(a3c_mp.Callback):
+    """Remembers what it is called with; the hook called `stops` gives or raises `answer`."""
+
+    def __init__(self, stops="", answer=None):
+        self.calls, self.stops, self.answer = [], stops, answer
+
+    def _record(self, name, *what):
+        self.calls.append((name, *what))
+        if name == self.stops and isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer if name == self.stops else None
+
+    def on_update(self, *what):
+        return self._record("update", *what)
+
+    def on_evaluation(self, *what):
+        return self._record("evaluation", *what)
+
+    def on_end(self, *what):
+        self._record("end", *what)
+
+
+CALLS = [("update", 5, {"losses/total": 1.0}), ("evaluation", 3, {"eval/return_mean": 2.0})]
+
+
+def is_left(folder):
+    """Whether the process of a run is still there after a while."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.wait_procs([psutil.Process(int((folder / "r/pid").read_text()))], BUSY_SECONDS)[1])
+    return False
+
+
+def test_callbacks_hear_of_a_run_and_its_result_says_how_it_ended(chapter, tmp_path):
+    callbacks = [Recorder(), Recorder()]
+    result = a3c_mp.train(chapter, how="end", callbacks=callbacks)
+    assert [callback.calls for callback in callbacks] == 2 * [[*CALLS, ("end", result)]]
+    assert (result.folder, result.solved, result.steps, result.mean_return) == (tmp_path / "r", True, 7, 1.5)
+    assert result.exit_reason == result.summary["exit_reason"] == "solved"
+
+
+@pytest.mark.parametrize("hook", ["update", "evaluation"])
+def test_a_callback_ends_a_run_with_what_it_has_learned(chapter, hook):
+    first, second = Recorder(hook, False), Recorder()
+    result = a3c_mp.train(chapter, how="wait", callbacks=[first, second])
+    assert result.exit_reason == "SIGTERM"
+    assert first.calls == second.calls == [*CALLS[: 1 + (hook == "evaluation")], ("end", result)]
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
+def test_an_error_of_a_callback_ends_the_run_and_is_raised(chapter, tmp_path, error):
+    with pytest.raises(type(error)):
+        a3c_mp.train(chapter, how="wait", callbacks=Recorder("evaluation", error))
+    assert not is_left(tmp_path)
+    assert "SIGTERM" in (tmp_path / "r/summary.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("kill", r"it was killed by SIGKILL; see .*/r/run.log"),
+        ("fail", r"error: none; see .*/r/run.log"),
+        ("leave", r"it ended with code 3 before it began, see its output"),
+    ],
+)
+def test_a_run_that_fails_is_an_error(chapter, how, message):
+    with pytest.raises(TrainingError, match=message):
+        a3c_mp.train(chapter, how=how, callbacks=(recorder := Recorder()))
+    assert "end" not in [call[0] for call in recorder.calls]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_ends_with_the_program_that_started_it(chapter, scripts, signum, tmp_path):
+    program = "import a3c_mp; a3c_mp.train('my_chapter.py', how='wait')"
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path}
+    process = subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.DEVNULL)
+    try:
+        scripts.wait_until((tmp_path / "r/pid").exists, process)
+        process.send_signal(signum)
+        assert process.wait(60) != 0
+        assert not is_left(tmp_path)
+        assert "SIGTERM" in (tmp_path / "r/summary.json").read_text()
+    finally:
+        process.kill()
+
+
+# ---- what is refused
+
+
+def in_a_cell():
+    """A class as a notebook has it, where `__main__` is no file."""
+    return type("Mine", (gymnasium.Env,), {"__module__": "__main__", "__qualname__": "Mine"})
+
+
+@pytest.mark.parametrize(
+    ("chapter", "settings", "message"),
+    [
+        ("a3c", {}, "chapter=a3c: must be one of a3c_data, a3c_grad, apex, .*, or a script"),
+        ("a3c_data", {"env_id": in_a_cell()}, "env-id=Mine: .* notebook's cell .*%%writefile my_envs.py.*my_envs.Mine"),
+        ("a3c_data", {"env_id": lambda: None}, "env-id=<lambda>: .* inside a function"),
+        ("a3c_data", {"env_id": Recorder._record}, "env-id=Recorder._record: .* cannot import"),
+        ("a3c_data", {"env_id": 5}, "env-id=5: must be an id, or a class or function"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_started_is_refused(chapter, settings, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    with pytest.raises(ConfigError, match=message):
+        a3c_mp.train(chapter, **settings)
+
+
+def test_a_class_of_a_script_is_named_by_the_script(monkeypatch):
+    (main := types.ModuleType("__main__")).__file__ = "/somewhere/my_script.py"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert a3c_mp.api.training.id_of(in_a_cell()) == "my_script:Mine"
+
+
+def test_a_script_that_a_run_imports_again_does_not_start_another_one(monkeypatch):
+    monkeypatch.setenv(followed.VARIABLE, "some/file")
+    with pytest.raises(ConfigError, match='put the call below if __name__ == "__main__":'):
+        a3c_mp.train("a3c_data")
+
+
+def test_what_a_chapter_refuses_is_raised_and_not_printed(chapter, capfd):
+    with pytest.raises(ConfigError, match=r"^lerning-rate=0.1: there is no such flag; perhaps you meant --learn") as no:
+        a3c_mp.train("a3c_data", lerning_rate=0.1)
+    assert (no.value.what, no.value.value, capfd.readouterr()) == ("lerning-rate", "0.1", ("", ""))
+
+
+def test_an_id_that_is_registered_in_this_process_only_is_refused_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry.copy())
+    gymnasium.envs.registration.register("Cell-v0", in_a_cell())
+    told = {"error": ["env-id", "Cell-v0", "Environment `Cell` doesn't exist", "see gymnasium.pprint_registry()"]}
+    with pytest.raises(
+        ConfigError, match=r"^env-id=Cell-v0: in the processes of the run, .*module:Cell-v0.*%%writefile"
+    ):
+        a3c_mp.api.training.result_of(2, told, "Cell-v0")
+
+
+# ---- environments and policies
+
+
+def make_count(length=5):
+    return gymnasium.wrappers.TimeLimit(envs.CountEnv(), length)
+
+
+@pytest.mark.parametrize(("env_id", "length"), [("envs:CountEnv", None), ("test_python:make_count?length=3", 3)])
+def test_a_module_gives_an_environment_as_a_class_or_by_a_function(env_id, length):
+    env = wrappers.make_env(env_id)
+    assert isinstance(env.unwrapped, envs.CountEnv)
+    assert (env.get_wrapper_attr("_max_episode_steps") if length else None) == length
+
+
+def test_the_policy_of_a_net_with_state_remembers_each_environment(run_inline):
+    done = run_inline.train(IMPALA, "--lstm", "--total-steps", "500")
+    assert done.code == 0, done.err
+    net, (space, _) = policy.load_net(policy.load_run(done.folder))
+    space.seed(0)
+    games = np.stack([[np.clip(space.sample(), -1, 1) for _ in range(6)] for _ in range(3)])  # [N, T, 4]
+    state, expected = net.initial_state(3), []
+    with torch.inference_mode():
+        for obs in games.swapaxes(0, 1):
+            logits, _, *state = net(torch.from_numpy(obs), *state)
+            expected.append(logits.argmax(-1).numpy())
+    several, one = a3c_mp.load_policy(done.folder), a3c_mp.load_policy(str(done.checkpoints[0]))
+    assert np.array_equal([several(obs) for obs in games.swapaxes(0, 1)], expected)
+    for number, game in enumerate(games):
+        one.reset()
+        assert [one(obs) for obs in game.tolist()] == [actions[number] for actions in expected]
+    assert one.make_env().action_space.contains(one(games[0, 0], starts=True))
+    with pytest.raises(ValueError, match=re.escape("observations must be (4,) or [N, (4,)]")):
+        one(games)
+
+
+# ---- the page and its example
+
+
+def test_the_examples_of_the_page_train_twice_in_a_thread_and_play(chapter, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "python.md").read_text().replace("total_steps=100_000", "total_steps=2_000")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    module, *programs = sorted(blocks, key=lambda block: not block.startswith("# my_envs.py"))
+    Path("my_envs.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    errors, found = [], {"__name__": "page"}
+
+    def run():
+        try:
+            for program in programs:
+                exec(program, found)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not errors
+    assert found["result"].steps >= 2000
+    assert found["callback"].returns
+
+
+def test_the_cells_of_the_notebook_run(scripts):
+    """In a fresh interpreter; magics that write files aside, they are Python."""
+    cells = json.loads((ROOT / "examples" / "cartpole.ipynb").read_text())["cells"]
+    program = ["import matplotlib", "matplotlib.use('agg')"]
+    for source in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
+        first, _, text = source.partition("\n")
+        if first.startswith("%%writefile "):
+            (scripts.runs_dir / first.split()[1]).write_text(text)
+        else:
+            program.append(source.replace("total_steps=100_000", "total_steps=1_000"))
+    (scripts.runs_dir / "cells.py").write_text("\n".join(program))
+    done = scripts.finish(scripts.start(str(scripts.runs_dir / "cells.py")), "")
+    assert done.code == 0, done.err
+    assert len(list((scripts.runs_dir / "runs").iterdir())) == 2
