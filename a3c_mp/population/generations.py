@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 
 from a3c_mp.cli import parse_algo
-from a3c_mp.errors import PeerLost, TrainingError
+from a3c_mp.errors import TrainingError
 from a3c_mp.nets.layers import is_image
 from a3c_mp.population import ranks
 from a3c_mp.population.member import Algorithm, Confirmation, run_member
 from a3c_mp.population.population import Population
 from a3c_mp.population.report import Report
 from a3c_mp.population.settings import Args, check_settings
-from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.workers import Workers
 from a3c_mp.run.preflight import check_temporary_folder, probe_env, set_up_torch
@@ -28,7 +26,8 @@ class Generations:
     Each rank has an equal share of the places, in order. The run of rank 0 is a `Run`.
     """
 
-    def __init__(self, algorithm: Algorithm, run: RunState, population: Population, group: LearnerGroup):
+    def __init__(self, algorithm: Algorithm, run: RunState, population: Population, group: ranks.Ranks):
+        group.all_gather_bytes(b"")  # all are there, see `_exchange`
         group.broadcast_state(population)
         args, places = population.args, group.own_share(population.args.population)
         self.run, self.population, self.group = run, population, group
@@ -76,7 +75,10 @@ class Generations:
     def _stops_waiting(self) -> bool:
         if self.report is not None:
             self.report.show_progress()
-        return self.run.should_stop()
+        if self.run.should_stop():
+            return True
+        self.group.check()
+        return False
 
     def _reaches_goal(self) -> bool:
         """Whether the fitness of the fittest member reaches the goal, which rank 0 then has confirmed."""
@@ -101,10 +103,11 @@ class Generations:
         return bool(self.group.broadcast_bytes(b"stop" if self.run.should_stop() else b""))
 
     def _exchange(self) -> None:
-        """Exchange results, transitions and reports of restarts with the other ranks."""
-        self.population.memory.exchange(self.group)
+        """Exchange reports of restarts, results and transitions with the other ranks."""
+        # Short ones first: they wait in the machine of a rank that is slower, long ones would wait on the way.
         reports = self.group.all_gather_bytes(json.dumps(self._restarts).encode())
         self._restarts.clear()
+        self.population.memory.exchange(self.group)
         for report in reports:
             for event in json.loads(report):
                 self.run.on_restart(WorkerEvent(*event))
@@ -113,8 +116,8 @@ class Generations:
 def launch(algorithms: Mapping[str, Algorithm], train: Callable[[Args, Generations], None], description: str) -> int:
     """Run `train(args, generations)` of chapter 6, in every rank alike; return the exit code.
 
-    Rank 0 writes the run and decides when it ends. Its exit code says how, so that of the others is 0, unless they fail
-    by themselves.
+    Rank 0 writes the run and decides when it ends. Its exit code says how, so that of the others on its machine is 0,
+    unless they fail by themselves.
     """
     with ranks.one_voice():
         settings = {name: (each.args_class, each.presets) for name, each in algorithms.items()}
@@ -133,9 +136,9 @@ def launch(algorithms: Mapping[str, Algorithm], train: Callable[[Args, Generatio
                 train(args, generations)
 
         if group.rank > 0:
-            with suppress(PeerLost, TrainingError):  # rank 0 has ended, or fails alike and says why
-                train_in(RunState(args, group.rank, steps=0, updates=0))
+            train_in(RunState(args, group.rank, steps=0, updates=0))
             return 0
         with Run(args, args.algorithm, population.elite, None, {"population": population}) as run:
             train_in(run)
-    return run.exit_code
+        return run.exit_code
+    return 0  # the run has ended or failed in rank 0, which says how

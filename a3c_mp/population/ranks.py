@@ -1,62 +1,120 @@
-"""Ranks: processes that `accelerate launch` or torchrun starts on one machine, each with a share of the members.
+"""Ranks: processes that `accelerate launch` or torchrun starts, each with a share of the members.
 
-They exchange bytes over the loopback interface, and never unpickle what they receive. The launcher's own store, through
-which they find each other, is torch's and listens on all interfaces.
+They exchange bytes by gloo, over the loopback interface on one machine and over that towards rank 0 on several, and
+never unpickle what they receive. The launcher's own store, through which they find each other, is torch's and listens
+on all interfaces.
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from ipaddress import ip_address
+
+import torch.distributed as dist
 
 from a3c_mp._bootstrap import end_with_parent
-from a3c_mp.errors import ConfigError, PeerLost
+from a3c_mp.config import PLACE
+from a3c_mp.errors import ConfigError, PeerLost, TrainingError
 from a3c_mp.population.settings import Args
-from a3c_mp.processes.learner_group import LOOPBACK, LearnerGroup, losing_peers
+from a3c_mp.processes.learner_group import LOOPBACK, LearnerGroup, interface_towards, losing_peers
+from a3c_mp.processes.program import MUST_AGREE, describe_program, differences
 
 RANK_SECONDS = 1800.0
 """longest time that a rank waits for another, which may have a generation of slow games to play"""
+LOST_SECONDS = 10
+"""a machine that does not answer, or whose ranks do not read what is sent to them, for so long is lost"""
 REPORT_SECONDS = 3.0
 """time that a rank waits for the others before it reports that"""
 REFUSAL_SECONDS = 20.0
 """longest time that rank 0 may take longer than others to find the same bad input"""
 
 
-def join(args: Args) -> LearnerGroup:
+class Ranks(LearnerGroup):
+    """The ranks of a population. `check` notices the end of another one while this one waits for its members."""
+
+    def __init__(self, rank: int = 0, size: int = 1):
+        super().__init__(rank, size)
+        self._connections = select.poll()
+
+    def watch(self) -> None:
+        """Watch the connections to other ranks, which are all of this process but those to the launcher's store."""
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # it is no connection
+                connection = socket.socket(fileno=int(name))
+                try:
+                    ports = {connection.getsockname()[1], connection.getpeername()[1]}
+                    if int(os.environ["MASTER_PORT"]) not in ports:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * LOST_SECONDS)
+                        self._connections.register(connection.fileno(), select.POLLRDHUP)
+                finally:
+                    connection.detach()  # it stays open
+
+    def check(self) -> None:
+        """Raise PeerLost if another rank has ended, or its machine does not answer."""
+        if self._connections.poll(0):
+            raise PeerLost("another rank has ended or its machine does not answer")
+
+
+def join(args: Args) -> Ranks:
     """Connect to the other ranks, if a launcher has started several; raises ConfigError and PeerLost."""
     rank, size = read_ranks(os.environ)
     if size == 1:
-        return LearnerGroup()
+        return Ranks()
     if size > args.population:
         why = f"each of {size} ranks needs at least one"
         raise ConfigError("population", args.population, why, "raise it, or start fewer processes")
-    try:
-        from accelerate import PartialState
-    except ImportError:
-        raise ConfigError("WORLD_SIZE", size, "several ranks need accelerate", "pip install accelerate") from None
+    os.environ["GLOO_SOCKET_IFNAME"] = find_interface(os.environ)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(os.getppid(), signal.SIGTERM)  # the launcher, which may be killed
-    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-    # gloo, whatever the launcher assumes
-    _find_others(lambda: PartialState(cpu=True, timeout=timedelta(seconds=RANK_SECONDS)), rank, size, args.hang_seconds)
-    group = LearnerGroup(rank, size)
-    digests = group.all_gather_bytes(hashlib.sha256(repr(args).encode()).digest())
-    if differing := [other for other, digest in enumerate(digests) if digest != digests[0]]:
-        fix = "start all ranks by one command: accelerate launch --multi_gpu --num_processes 2"
-        raise ConfigError("RANK", differing[0], "its settings differ from those of rank 0", fix)
+    _find_others(rank, size, args.hang_seconds)
+    group = Ranks(rank, size)
+    settings = {name: repr(value) for name, value in vars(args).items() if name not in PLACE}
+    own = json.dumps(settings | describe_program()).encode()
+    first, *others = map(json.loads, group.all_gather_bytes(own))
+    for number, theirs in enumerate(others, 1):
+        if differing := differences(theirs, first, MUST_AGREE | dict.fromkeys(settings, sys.maxsize))[0]:
+            fix = "start all ranks with the same flags and versions; on one machine by one command"
+            raise ConfigError("RANK", number, f"differs from rank 0: {differing}", fix)
+    group.watch()
     return group
 
 
-def _find_others(connect: Callable[[], object], rank: int, size: int, seconds: float) -> None:
-    """Call `connect`, which waits for the other ranks inside torch, on a thread of its own: signals end this wait.
+def find_interface(env: Mapping[str, str]) -> str:
+    """Name of the network interface over which ranks exchange, by the variables of a launcher. Raises ConfigError."""
+    if env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]:
+        return LOOPBACK  # all of them are on this machine
+    name, why = env.get("MASTER_ADDR", ""), ""
+    try:
+        address = ip_address(socket.gethostbyname(name))
+        interface = interface_towards(str(address))
+    except OSError as error:
+        why = f"it cannot be reached over IPv4 ({error.strerror})"
+    else:
+        if address.is_global:
+            why = "it is public, and what ranks exchange is neither encrypted nor authenticated"
+        elif address.is_unspecified or (address.is_loopback and "LOCAL_WORLD_SIZE" in env):
+            why = "ranks on other machines cannot reach it"
+    if why:
+        raise ConfigError("MASTER_ADDR", name, why, "give the address of rank 0's machine in a private network")
+    return interface
+
+
+def _find_others(rank: int, size: int, seconds: float) -> None:
+    """Wait for the other ranks, which torch does, on a thread of its own: signals end this wait.
 
     Raises ConfigError if they have not all come after so many seconds, PeerLost if one of them ends.
     """
@@ -65,7 +123,7 @@ def _find_others(connect: Callable[[], object], rank: int, size: int, seconds: f
     def work() -> None:
         try:
             with losing_peers():
-                connect()
+                dist.init_process_group("gloo", timeout=timedelta(seconds=RANK_SECONDS))
         except Exception as error:  # raised below
             errors.append(error)
 
@@ -80,7 +138,9 @@ def _find_others(connect: Callable[[], object], rank: int, size: int, seconds: f
             text = f"rank {rank} waits for the other {size - 1} (WORLD_SIZE={size}) at {where}"
             print(text, file=sys.stderr, flush=True)
         if waited > seconds and thread.is_alive():
-            fix = "start all ranks by one command: accelerate launch --multi_gpu --num_processes 2; or unset WORLD_SIZE"
+            fix = (
+                "start all ranks (on one machine: accelerate launch --multi_gpu --num_processes 2), or unset WORLD_SIZE"
+            )
             why = f"rank {rank} has waited {seconds:g} s for the other {size - 1} at {where} (--hang-seconds)"
             raise ConfigError("WORLD_SIZE", size, why, fix)
     if errors:
@@ -99,18 +159,15 @@ def read_ranks(env: Mapping[str, str]) -> tuple[int, int]:
             fix = "add --multi_gpu (ranks on the CPU need it too), or give --num_processes 1"
             raise ConfigError("num_processes", "2 or more", why, fix)
         return 0, 1
-    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
-    if size > 1 and (address := env.get("MASTER_ADDR", "")) not in ("127.0.0.1", "::1", "localhost"):
-        why = "ranks communicate over the loopback interface, which this is not"
-        raise ConfigError("MASTER_ADDR", address, why, "start all ranks on one machine")
-    return rank, size
+    return int(env["RANK"]), int(env["WORLD_SIZE"])
 
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Have rank 0 alone print: others print nothing but the traceback of an error of their own that ends them.
+    """Have rank 0 alone print: others print nothing but the error of their own that ends them.
 
-    Rank 0 also ends first where all refuse the same bad input: the launcher ends all ranks when one of them ends.
+    That rank 0 has ended, or refuses the same bad input, is no error of theirs: it says so itself. They print it where
+    its screen is another one: the first rank of each other machine does. The `with` block of one that is silent ends.
     """
     rank = os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
     if rank == "0":
@@ -120,14 +177,19 @@ def one_voice() -> Iterator[None]:
     for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
         os.dup2(null, fd)
+    is_elsewhere = os.environ.get("GROUP_RANK", "0") != "0"
+    speaks = is_elsewhere and os.environ.get("LOCAL_RANK") == "0"
     try:
         yield
     except ConfigError as error:
-        time.sleep(REFUSAL_SECONDS)  # by then the launcher has ended this rank, if rank 0 was refused too
+        time.sleep(0 if speaks else REFUSAL_SECONDS)  # by then the launcher has ended it, if another was refused too
         print(f"error: {error}", file=stderr, flush=True)
         raise
-    except PeerLost:  # the end of another rank, which says why itself
-        raise
+    except (PeerLost, TrainingError) as error:
+        if speaks:
+            print(f"error: {error}", file=stderr, flush=True)
+        if is_elsewhere:
+            raise
     except Exception:
         print(f"rank {rank} failed:", traceback.format_exc(), file=stderr, flush=True)
         raise

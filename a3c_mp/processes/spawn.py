@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import pickle
 import secrets
 import shutil
 import signal
@@ -21,10 +22,10 @@ from contextlib import contextmanager, suppress
 from multiprocessing import current_process, popen_spawn_posix, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import DupFd, ForkingPickler
 from pathlib import Path
-from pickle import PicklingError
 from types import FrameType, ModuleType
-from typing import Any
+from typing import IO, Any
 
 from a3c_mp._bootstrap import PARENT_VARIABLE, end_with_parent
 from a3c_mp.errors import ConfigError, Terminated
@@ -56,7 +57,8 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
     """
     pipe = prints.open_pipe()
     kind = GroupLeader if group else SpawnProcess
-    process = kind(target=_main, args=(os.getpid(), pipe, main, args, group), name=name, daemon=daemon)
+    arguments = _Arguments((os.getpid(), pipe, main, args, group))
+    process = kind(target=_main, args=(arguments,), name=name, daemon=daemon)
     # What is blocked stays blocked in a child from its first instruction on, through all its imports.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
     os.environ[PARENT_VARIABLE] = str(os.getpid())
@@ -65,7 +67,8 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
         if group:
             _watchdog.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        _start(process)
+        with open(os.memfd_create("a3c_mp-arguments"), "w+b") as arguments.file:
+            _start(process)
     finally:
         del os.environ[PARENT_VARIABLE]
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
@@ -87,15 +90,37 @@ def _start(process: SpawnProcess) -> None:
     sys.modules.update({name: ModuleType(name) for name in names})
     try:
         process.start()
-    except (PicklingError, AttributeError):  # it needs what is hidden
+    except (pickle.PicklingError, AttributeError):  # it needs what is hidden
         sys.modules.update(dict.fromkeys(names, script))
         process.start()
     finally:
         sys.modules.update(dict.fromkeys(names, script))
 
 
-def _main(parent_pid: int, pipe: Connection | None, main: Callable[..., None], args: tuple, group: bool) -> None:
+class _Arguments(tuple):
+    """Arguments of a child: pickled into a file in memory, which it inherits.
+
+    Into the pipe of `multiprocessing`, a parent writes until a child has read all, forever if it dies before it has.
+    """
+
+    file: IO[bytes]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.file.truncate(0)  # a first attempt to pickle them may have failed
+        self.file.seek(0)
+        ForkingPickler(self.file).dump(tuple(self))
+        self.file.seek(0)  # for the child, too
+        return _read, (DupFd(self.file.fileno()),)
+
+
+def _read(file: Any) -> tuple:
+    with open(file.detach(), "rb") as pickled:
+        return pickle.load(pickled)
+
+
+def _main(arguments: _Arguments) -> None:
     """Entry point of every child process."""
+    parent_pid, pipe, main, args, group = arguments
     if group:
         os.setpgid(0, 0)
     end_with_parent(parent_pid)

@@ -7,17 +7,18 @@ import time
 import psutil
 import pytest
 from harness import POPULATION, family_of, still_alive
+from nodes import free_port
 
 SLOW = pytest.mark.slow
 MUTATED = ("--mutate-none", "0")
 
 
-def launcher(ranks):
+def launcher(ranks, port=0, *flags):
     """The command that starts so many ranks; none for one."""
     if ranks == 1:
         return ()
     accelerate = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--no_python")
-    return (*accelerate, "--main_process_port", "0", "--num_processes", str(ranks))
+    return (*accelerate, "--main_process_port", str(port), "--num_processes", str(ranks), *flags)
 
 
 def lineage_of(done):
@@ -37,7 +38,8 @@ def train(scripts, monkeypatch, tmp_path):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=SLOW)])
+@SLOW  # two of them: see below
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_several_ranks_have_the_generations_of_one(train, scripts, run_inline, ranks):
     flags = ["--population", str(ranks), "--total-steps", str(ranks * 600)]
     several = scripts.finish(train(ranks, *flags), str(ranks), timeout=300)
@@ -46,6 +48,74 @@ def test_several_ranks_have_the_generations_of_one(train, scripts, run_inline, r
     assert lineage_of(several) == lineage_of(one)
     assert several.summary["weights_sha256"] == one.summary["weights_sha256"]
     assert several.out.count("--total-steps reached after") == 1, "one of them prints"
+
+
+@pytest.fixture
+def on_two_machines(train, scripts, cable, tmp_path):
+    """Starts a quick run with a rank here and one behind a cable, each with flags of its own."""
+    cable("-n a3c-test link set lo up")
+    (tmp_path / "other").mkdir()
+    other = ("ip", "netns", "exec", "a3c-test", "env", "-C", str(tmp_path / "other"))
+
+    def start(flags, other_flags):
+        port, machines = free_port(), ("--num_machines", "2", "--main_process_ip", "10.231.7.1", "--machine_rank")
+        return [
+            scripts.start(POPULATION.script, *own, prefix=(*prefix, *launcher(2, port, *machines, str(number))))
+            for number, (prefix, own) in enumerate([((), flags), (other, other_flags)])
+        ]
+
+    return start
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("starts", [1, pytest.param(2, marks=SLOW)])
+def test_ranks_on_two_machines_have_the_generations_of_one_process(
+    on_two_machines, scripts, run_inline, tmp_path, starts
+):
+    """The second start resumes the run, whose folder the other machine does not have."""
+    own = ["--run-name", "two", *POPULATION.flags, *MUTATED]
+    for start in range(starts):
+        total = ("--total-steps", str(800 * (start + 1)))
+        here, other = on_two_machines([*own, *total], [*POPULATION.flags, *MUTATED, *total])
+        done = scripts.finish(here, "two", timeout=300)
+        out, err = other.communicate(timeout=60)
+        assert (done.code, other.returncode) == (0, 0), done.err + err
+        assert done.out.count("--total-steps reached after") == 1
+        assert (out, list((tmp_path / "other").iterdir())) == ("", []), "nothing is printed or written there"
+        own = ["--resume", "runs/two"]
+    one = run_inline.train(POPULATION, *MUTATED, *total)
+    assert lineage_of(done) == lineage_of(one)
+    assert done.summary["weights_sha256"] == one.summary["weights_sha256"]
+
+
+@SLOW
+@pytest.mark.parametrize(("lost", "seconds"), [("rank 0", 10), ("rank 1", 10), ("link", 20)])
+def test_what_is_lost_on_one_machine_ends_all_in_the_middle_of_a_generation(
+    on_two_machines, scripts, cable, lost, seconds
+):
+    endless = [*POPULATION.flags, "--generation-steps", "200_000", "--total-steps", "1e8"]
+    before, launchers = scripts.files(), on_two_machines([*endless, "--run-name", "a"], endless)
+    scripts.wait_for("a", "config.json:{", launchers[0])
+    scripts.wait_until(lambda: all(map(members_of, launchers)), launchers[0])
+    family = [child for each in launchers for child in (*ranks_of(each), *members_of(each))]
+    begin = time.monotonic()
+    if lost == "link":
+        cable("link set a3c-hub down")
+    else:
+        ranks_of(launchers[int(lost[-1])])[0].kill()
+    printed = ["".join(each.communicate(timeout=60)) for each in launchers]
+    psutil.wait_procs(family, timeout=10)
+    assert time.monotonic() - begin < seconds
+    assert not still_alive(family)
+    assert launchers[0].returncode != 0
+    lines = [text.count("\nerror: another rank has ended or its machine does not answer\n") for text in printed]
+    assert lines == {"rank 0": [0, 1], "rank 1": [1, 0], "link": [1, 1]}[lost], printed
+    assert not scripts.left(before)
+
+
+def members_of(process):
+    """The processes of members, of all ranks that a launcher has started."""
+    return [member for rank in ranks_of(process) for member in family_of(rank.pid)]
 
 
 def ranks_of(process):

@@ -32,16 +32,36 @@ def launch(scripts, monkeypatch, tmp_path):
         ({}, (0, 1)),
         (ONE_PROCESS, (0, 1)),
         (RANKS, (1, 2)),
-        (RANKS | {"MASTER_ADDR": "localhost"}, (1, 2)),
         (RANKS | {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "192.0.2.1"}, (0, 1)),
         (ONE_PROCESS | {"MASTER_ADDR": "127.0.0.1"}, "num_processes=2 or more: accelerate launch has started one"),
-        (RANKS | {"MASTER_ADDR": "192.0.2.1"}, "MASTER_ADDR=192.0.2.1: ranks communicate over the loopback"),
-        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR: ranks communicate over the loopback"),
     ],
 )
 def test_the_rank_is_that_of_the_launcher_and_a_launch_that_cannot_work_is_refused(env, expected):
     with nullcontext() if isinstance(expected, tuple) else pytest.raises(ConfigError, match=expected):
         assert ranks.read_ranks(env) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "local", "expected"),
+    [
+        ("203.0.113.1", "2", "lo"),  # all on one machine, whatever torchrun calls it
+        ("127.0.0.1", None, "lo"),  # variables that were set by hand
+        ("localhost", None, "lo"),
+        ("127.0.1.1", "1", "ranks on other machines cannot reach it"),  # what Debian calls itself in /etc/hosts
+        ("0.0.0.0", "1", "ranks on other machines cannot reach it"),
+        ("", None, "ranks on other machines cannot reach it"),
+        ("8.8.8.8", "1", "it is public, and what ranks exchange is neither encrypted nor authenticated|Network is unr"),
+        (
+            "nowhere.invalid",
+            "1",
+            "it cannot be reached over IPv4 .*; give the address of rank 0's machine in a private",
+        ),
+    ],
+)
+def test_ranks_meet_on_the_interface_towards_rank_0_in_a_private_network(address, local, expected):
+    env = RANKS | {"MASTER_ADDR": address} | ({} if local is None else {"LOCAL_WORLD_SIZE": local})
+    with nullcontext() if expected == "lo" else pytest.raises(ConfigError, match=expected):
+        assert ranks.find_interface(env) == expected
 
 
 @pytest.mark.parametrize("ended_by", [None, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -86,7 +106,7 @@ def test_ranks_with_different_settings_are_refused_in_one_line(launch):
     out, err = launch(MULTI_GPU, "differ").communicate(timeout=60)
     assert out == ""
     assert err.count("error: ") == 1
-    assert "error: RANK=1: its settings differ from those of rank 0" in err
+    assert "error: RANK=1: differs from rank 0: seed 1 instead of 0; start all ranks with the same flags" in err
     assert "exitcode  : 2" in err
 
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing import Pipe
+from multiprocessing import Pipe, resource_tracker
 
 import psutil
 import pytest
@@ -62,6 +62,11 @@ def wait(pipe):
     time.sleep(600)
 
 
+def count(pipe, data):
+    pipe.send(("length", len(data)))
+    time.sleep(600)
+
+
 def launch():
     """Start a process with a pipe, as `Child` does."""
     pipe, child_end = Pipe(duplex=False)
@@ -80,6 +85,38 @@ def test_no_worker_hears_ctrl_c_or_the_warning_of_a_scheduler():
     assert not ignores(process.pid, signal.SIGUSR1, "SigBlk"), "an environment may have a handler of its own"
     assert psutil.Process(process.pid).name() == "collector of ga", "programs that list processes show 15 characters"
     await_end([process], 0)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_ends_before_it_has_read_its_arguments_is_replaced(tmp_path, monkeypatch, signum):
+    """As one that the kernel kills for memory while it imports torch, or that is stopped: its parent does not wait."""
+    resource_tracker.ensure_running()  # by the real interpreter
+    (tmp_path / "python").write_text(f'#!/bin/sh\nkill -{signum.name[3:]} $$\nexec {sys.executable} "$@"')
+    (tmp_path / "python").chmod(0o755)
+    executables = [str(tmp_path / "python"), sys.executable]
+
+    def launch():
+        monkeypatch.setattr("multiprocessing.spawn._python_exe", os.fsencode(executables.pop(0)))
+        pipe, child_end = Pipe(duplex=False)
+        with child_end:
+            args = (child_end, bytes(2**20))
+            return start_child(count, args, name="actor", daemon=True, group=True), pipe
+
+    child, lengths, reports = Child("actor 0", launch, "--num-actors"), [], []
+    supervisor = Supervisor(
+        [child], torch.zeros(1, dtype=torch.int64), max_restarts=1, hang_seconds=60,
+        on_message=lambda number, message: lengths.append(message[1]),
+        on_restart=lambda number, text: reports.append(text),
+    )  # fmt: skip
+    supervisor.start()
+    if signum == signal.SIGSTOP:
+        child.process.kill()
+    while not lengths:
+        supervisor.watch(lambda: False)
+    assert lengths == [2**20]
+    assert "was killed by SIGKILL; restart 1 of 1" in reports[0]
+    supervisor.stop()
 
 
 def test_a_process_that_the_machine_refuses_is_one_line_and_ends_those_already_started():
