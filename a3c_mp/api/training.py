@@ -144,7 +144,7 @@ def call_hooks(hooks: Sequence[Callback], steps: int, metrics: Mapping[str, floa
     is_evaluation = any(name.startswith("eval/") for name in metrics)
     calls = [hook.on_evaluation if is_evaluation else hook.on_update for hook in hooks]
     answers = [call(steps, metrics) for call in calls]  # all are called, also after one that ends the run
-    return all(answer is not False for answer in answers)
+    return all(answer is None or answer for answer in answers)  # also numpy's False ends it
 
 
 @contextmanager

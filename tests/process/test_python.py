@@ -135,7 +135,7 @@ def test_a_run_that_fails_is_an_error(chapter, how, message):
 def test_a_run_ends_with_the_program_that_started_it(chapter, scripts, signum, tmp_path):
     program = "import a3c_mp; a3c_mp.train('my_chapter.py', how='wait')"
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path}
+    env = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}  # a killed program leaves a temporary folder
     process = subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.DEVNULL)
     try:
         scripts.wait_until((tmp_path / "r/pid").exists, process)

@@ -55,6 +55,16 @@ def test_the_table_of_settings_has_those_of_chapter_1():
             assert name != "reward_scale" or settings.reward_clip == ("of the sign" in shown)
 
 
+def test_settings_on_the_page_for_users_of_other_libraries_are_there():
+    page = (ROOT / "docs" / "coming_from.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    named = {name.replace("-", "_") for row in rows if len(row) == 4 for name in re.findall(r"`--([\w-]+)", row[2])}
+    named |= {name for row in rows if len(row) == 2 for name in re.findall(r"(\w+)=", row[1].split("for `")[0])}
+    chapters = [common.trainer_settings(common.CHAPTERS[name]) for name in ("a3c_data", "apex_dqn", "impala")]
+    assert len(named) > 20
+    assert named - {"sampled", "algo"} <= {name for settings in chapters for name in vars(settings)}
+
+
 def test_the_example_of_an_environment_can_be_trained_on(run_inline, tmp_path):
     text = (ROOT / "docs" / "environments.md").read_text()
     code = re.search(r"```python\n(# corridor.py\n.*?)```", text, re.DOTALL)
