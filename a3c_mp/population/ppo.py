@@ -22,7 +22,13 @@ from a3c_mp.population.member import MemberGeneration
 from a3c_mp.population.population import PopulationMemory
 from a3c_mp.processes.workers import WorkerChannel
 
-VECTORS: dict[str, Any] = {"generation_steps": 16_384, "unroll_length": 128, "update_epochs": 4}
+VECTORS: dict[str, Any] = {
+    "generation_steps": 16_384,
+    "unroll_length": 128,
+    "update_epochs": 4,
+    "learning_rate": 5e-4,
+    "eval_episodes": 10,
+}
 
 
 @dataclass(frozen=True)
