@@ -39,13 +39,13 @@ KINDS = {
     "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM]),
     "dqn": ("train_apex.py", 1000, APEX),
     "population": ("train_population.py", 1600, POPULATION),
-    "population, ppo": ("train_population.py", 1600, BY_PPO),
     "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, "--eval-every", "0"]),
 }
 SLOW = {
     "data, Pong": ("train_a3c_data.py", 2000, [*PONG, *TWO_SLOTS]),
     "grad, Pong": ("train_a3c_grad.py", 2000, PONG),
     "dqn, Pong": ("train_apex.py", 2000, [*PONG[:-4], "--batch-size", "16", *REPLAY[:-2], "--learning-starts", "80"]),
+    "population, ppo": ("train_population.py", 1600, BY_PPO),
     "population, Pong": (
         "train_population.py",
         1600,
