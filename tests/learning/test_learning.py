@@ -16,10 +16,13 @@ from harness import (
     row_id,
 )
 
-AS_ANOTHER = (TASK, RAY_IMPALA, RAY_DQN)
-"""chapter 5 has the bits of chapter 1, train_ray.py those of chapter 4"""
-FLAGS = {RAY_DQN: ["--algo", "dqn"], POPULATION: ["--population", "2"]}
-FLAGS[POPULATION_PPO] = ["--algo", "ppo", "--population", "2", "--generation-steps", "8000"]
+AS_ANOTHER = (TASK, RAY_IMPALA, RAY_DQN, POPULATION_PPO)
+"""chapter 5 has the bits of chapter 1, train_ray.py those of chapter 4; PPO in a population has chapter 1's loss"""
+FLAGS = {
+    RAY_DQN: ["--algo", "dqn"],
+    POPULATION: ["--population", "2"],
+    POPULATION_PPO: ["--algo", "ppo", "--population", "2", "--generation-steps", "8000"],
+}
 
 ON_POLICY = ["--num-envs", "8", "--learning-rate", "1e-3"]
 SHORT = ["--num-envs", "8", "--learning-rate", "3e-3", "--unroll-length", "16"]
@@ -36,9 +39,8 @@ ANY_UNITS = ["--num-actors", "1", "--gamma", "0", "--learning-rate", "3e-3", "--
 @pytest.mark.parametrize(
     "chapter",
     [
-        *(pytest.param(c, marks=pytest.mark.slow) if c in AS_ANOTHER else c for c in CHAPTERS),
-        POPULATION,
-        POPULATION_PPO,
+        pytest.param(chapter, marks=pytest.mark.slow) if chapter in AS_ANOTHER else chapter
+        for chapter in (*CHAPTERS, POPULATION, POPULATION_PPO)
     ],
     ids=row_id,
 )
