@@ -97,6 +97,7 @@ def cable():
                 pytest.skip(f"needs network namespaces: {[done.stderr for done in made]}")
             yield ip
         finally:
+            ip("link del a3c-hub")  # with the namespace it would go later, when the next test makes its own
             ip("netns del a3c-test")
 
 

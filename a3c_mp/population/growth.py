@@ -36,10 +36,7 @@ Inputs are units of the layer before; H and W those of a kernel, in a linear lay
 
 
 class Spaces(NamedTuple):
-    """What a net needs to know of the spaces of one environment.
-
-    The space of images itself fills a pipe: a process killed before it has read all of it would block its parent.
-    """
+    """What a net needs to know of the spaces of one environment."""
 
     obs_shape: tuple[int, ...]
     action_space: Any

@@ -1,7 +1,7 @@
 """Ranks: processes that `accelerate launch` or torchrun starts, each with a share of the members.
 
-They exchange bytes by gloo, over the loopback interface on one machine and over that towards rank 0 on several, and
-never unpickle what they receive. The launcher's own store, through which they find each other, is torch's and listens
+They exchange bytes by gloo, over the loopback interface on one machine and over that towards rank 0 on several. What
+they receive cannot run code. The launcher's own store, through which they find each other, is torch's and listens
 on all interfaces.
 """
 
@@ -50,7 +50,7 @@ class Ranks(LearnerGroup):
     def watch(self) -> None:
         """Watch the connections to other ranks, which are all of this process but those to the launcher's store."""
         for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError):  # it is no connection
+            with suppress(OSError, IndexError):  # it is no connection, or a Unix socket
                 connection = socket.socket(fileno=int(name))
                 try:
                     ports = {connection.getsockname()[1], connection.getpeername()[1]}
@@ -127,22 +127,18 @@ def _find_others(rank: int, size: int, seconds: float) -> None:
         except Exception as error:  # raised below
             errors.append(error)
 
-    thread, start, is_reported = threading.Thread(target=work, daemon=True), time.monotonic(), False
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    while thread.is_alive():
-        thread.join(0.2)
-        waited = time.monotonic() - start
-        if waited > REPORT_SECONDS and not is_reported:
-            is_reported = True
-            text = f"rank {rank} waits for the other {size - 1} (WORLD_SIZE={size}) at {where}"
-            print(text, file=sys.stderr, flush=True)
-        if waited > seconds and thread.is_alive():
-            fix = (
-                "start all ranks (on one machine: accelerate launch --multi_gpu --num_processes 2), or unset WORLD_SIZE"
-            )
-            why = f"rank {rank} has waited {seconds:g} s for the other {size - 1} at {where} (--hang-seconds)"
-            raise ConfigError("WORLD_SIZE", size, why, fix)
+    thread.join(REPORT_SECONDS)
+    address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    where = f"the other {size - 1} (WORLD_SIZE={size}) at {address}"
+    if thread.is_alive():
+        print(f"rank {rank} waits for {where}", file=sys.stderr, flush=True)
+        thread.join(max(0.0, seconds - REPORT_SECONDS))
+    if thread.is_alive():
+        fix = "start all ranks (on one machine: accelerate launch --multi_gpu --num_processes 2), or unset WORLD_SIZE"
+        why = f"rank {rank} has waited {seconds:g} s for {where} (--hang-seconds)"
+        raise ConfigError("WORLD_SIZE", size, why, fix)
     if errors:
         raise errors[0]
 
