@@ -1,7 +1,6 @@
 """A population: what a member does in a generation, and what is kept of it; whole runs are in test_population_runs."""
 
 import dataclasses
-import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 import train_population
 from a3c_mp.population import member as member_module
-from a3c_mp.population.dqn import IMAGES, Args, Generation
+from a3c_mp.population.dqn import Args, Generation
 from a3c_mp.population.evolution import Genome, first_members
 from a3c_mp.population.growth import MemberState, Spaces, layers_by_depth
 from a3c_mp.population.population import EliteNet, Population, PopulationMemory, saved_net
@@ -214,14 +213,6 @@ def test_fitness_games_start_alike_for_all_members_and_differ_between_generation
 
 
 # ---- what is kept
-
-
-def test_what_a_process_needs_to_start_is_small_enough_for_a_pipe():
-    """Its parent writes all of it before it looks whether the process lives; a pipe takes 64 KiB without a reader."""
-    spaces = probe_env("PongNoFrameskip-v4")
-    assert len(pickle.dumps(spaces)) > 65_536
-    args = Args(**IMAGES | {"population": 2, "replay_size": 100}, env_id="PongNoFrameskip-v4", num_envs=1)
-    assert len(pickle.dumps(PopulationMemory.allocate(args, spaces, Generation).spaces)) < 1000
 
 
 def equal(one, other):
