@@ -31,7 +31,8 @@ CHAPTERS = {
     "apex_dqn": ("[3 Ape-X DQN, DDPG](docs/apex.md)", "old steps are worth learning from again"),
     "impala": ("[4 IMPALA](docs/impala.md)", "the net has an LSTM, or one learner is slow"),
     "task": ("[5 Tasks](docs/task.md)", "machines join and leave"),
-    "population": ("[6 Populations](docs/population.md)", "you do not know the hyperparameters"),
+    "population": ("[6 Populations](docs/population.md), DQN", "you do not know the hyperparameters"),
+    "population_ppo": ("6, PPO", "nor the algorithm; actions are continuous"),
     "ray_impala": ("[7 Ray](docs/ray.md)", "one machine is too small for 3 or 4"),
 }
 """chapter -> its page, when to use it"""
