@@ -77,16 +77,19 @@ class RayCarrier:
 
 def main(algorithms: Mapping[str, Chapter] = ALGORITHMS) -> int:
     """Train with the algorithm that `--algo` names, or else the first; returns the exit code."""
-    args = parse_algo({name: (each.args_class, each.presets) for name, each in algorithms.items()}, __doc__ or "")
-    algorithm = algorithms[getattr(args, "algo", next(iter(algorithms)))]
-    setup = ray_trainer.make_setup(args, algorithm.setup)
-    with (
-        Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
-        ray_trainer.join_cluster(args, run, setup) as cluster,
-        Learner(args, run, setup, algorithm.actor, carrier=RayCarrier(cluster)) as trainer,
-        cluster.watch(trainer),
-    ):
-        algorithm.train(args, trainer)
+    given = parse_algo({name: (each.args_class, each.presets) for name, each in algorithms.items()}, __doc__ or "")
+    algorithm = algorithms[getattr(given, "algo", next(iter(algorithms)))]
+    starts = ray_trainer.Starts(given)
+    for args in starts:  # a trainer that is lost costs another one, from the newest checkpoint
+        setup = ray_trainer.make_setup(args, algorithm.setup)
+        with (
+            Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
+            ray_trainer.join_cluster(starts, run, setup) as cluster,
+            cluster.learners(run, RayCarrier, algorithm) as group,
+            Learner(args, run, setup, algorithm.actor, group, RayCarrier(cluster)) as trainer,
+            cluster.watch(trainer),
+        ):
+            algorithm.train(args, trainer)
     return run.exit_code
 
 

@@ -168,8 +168,10 @@ def select(unrolls: Rollout, columns: Tensor) -> Rollout:
 def batches(args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
     """Store new unrolls in the replay, and yield batches with each of them once, filled up with replayed ones."""
     num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
+    # As many as of a whole round: all learners take as many steps, also where actors of one have no place.
+    number = -(-rollouts_per_round(args) * args.num_envs // args.fresh_unrolls)
     source, places = (replay.unrolls, replay.add(unrolls)) if replay.capacity else (unrolls, torch.arange(num_unrolls))
-    for new in minibatches(num_unrolls, args.fresh_unrolls, rng, torch.device("cpu")):
+    for new in minibatches(num_unrolls, -(-num_unrolls // number), rng, torch.device("cpu")):
         columns = places[new]
         if replay.capacity and args.batch_unrolls > args.fresh_unrolls:
             columns = torch.cat([columns, replay.draw(args.batch_unrolls - len(new), rng)])
@@ -180,14 +182,14 @@ class ImpalaSetup(RolloutSetup):
     """What a learner of IMPALA makes before a run: also the replay of unrolls."""
 
     def __init__(self, args: Args, rank: int = 0):
-        check_learners(args.num_learners, args.num_actors, args.cuda)
+        check_learners(args)
         rollouts_per_round(args)
         if args.explorers and not args.vtrace:
             raise ConfigError("explore-envs", args.explore_envs, "V-trace corrects for it", "leave out --no-vtrace")
         super().__init__(args, rank)
         capacity, device = args.replay_size if args.replay_proportion else 0, next(self.net.parameters()).device
         if device.type == "cpu" and rank == 0:
-            check_replay_memory(capacity, args.num_learners * capacity * self.slots.slot_bytes // args.num_envs)
+            check_replay_memory(capacity, args.local_learners * capacity * self.slots.slot_bytes // args.num_envs)
         try:
             self.replay = UnrollReplay(self.slots.spec, capacity, device)
         except torch.OutOfMemoryError as error:  # of the GPU

@@ -65,6 +65,7 @@ class Run(RunState):
         self.args, self.algorithm, self.net = args, algorithm, net
         self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
+        self.error: BaseException | None = None  # that ended it
         self.failed = self.unsaved = self._finished = False
         self._made_runs_dir = not os.path.exists(args.runs_dir)
         self.folder, lock, note = run_dir.claim_folder(args, algorithm)
@@ -205,7 +206,7 @@ class Run(RunState):
             self.progress.evals.finish()
             # A signal, or the end of the time, has ended only the wait.
             self.exit_reason = "solved" if self.progress.stop_reason() == "solved" else reason
-        self._finished = True
+        self._finished, self.error = True, error
         self.progress.record_solved()
         if error is not None:  # what was due before it happened; time may have run out because of it
             self.exit_reason = self.exit_reason or self._reason_to_stop
