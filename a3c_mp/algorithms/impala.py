@@ -165,11 +165,16 @@ def select(unrolls: Rollout, columns: Tensor) -> Rollout:
     return unrolls.map(lambda field: field.index_select(1, columns))
 
 
-def batches(args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
-    """Store new unrolls in the replay, and yield batches with each of them once, filled up with replayed ones."""
+def batches(
+    args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator, num_whole: int = 0
+) -> Iterator[Rollout]:
+    """Store new unrolls in the replay, and yield batches with each of them once, filled up with replayed ones.
+
+    They are as many as of `num_whole` unrolls, those of a whole round: learners take as many steps as others also where
+    some of their actors have no place.
+    """
     num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
-    # As many as of a whole round: all learners take as many steps, also where actors of one have no place.
-    number = -(-rollouts_per_round(args) * args.num_envs // args.fresh_unrolls)
+    number = -(-(num_whole or num_unrolls) // args.fresh_unrolls)
     source, places = (replay.unrolls, replay.add(unrolls)) if replay.capacity else (unrolls, torch.arange(num_unrolls))
     for new in minibatches(num_unrolls, -(-num_unrolls // number), rng, torch.device("cpu")):
         columns = places[new]
@@ -214,7 +219,7 @@ class ImpalaSetup(RolloutSetup):
                     unrolls = join([rollout.to(learner.device) for rollout in rollouts])
                     learner.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image), "new unrolls")
                     learner.run.record_metrics(action_metrics(learner.setup.layout.action_space, unrolls))
-                    yield batches(args, unrolls, self.replay, learner.rng)
+                    yield batches(args, unrolls, self.replay, learner.rng, size * args.num_envs)
             if not learner.end_round():
                 return
             learner.release(filled)

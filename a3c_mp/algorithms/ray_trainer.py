@@ -99,7 +99,7 @@ class RayDqnSetup(ApexSetup):
 class Starts:
     """The settings of each start of a run: the first, and others from the newest checkpoint where a trainer was lost.
 
-    At most `--max-restarts` of them follow. `record` the run of each.
+    At most `--max-restarts` of them follow.
     """
 
     def __init__(self, args: Any):
@@ -118,27 +118,44 @@ class Starts:
             )
             yield self.args
 
-    def record(self, run: Run) -> None:
-        """Log why there is another start; its time counts from the first one."""
+    def make_setup(self, make: Callable[[Any], Setup]) -> Setup:
+        """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
+        args = self.args
+        check(args)
+        setup = make(args)
+        assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
+        if args.actor_gpus:
+            note = f"actors act on the GPUs of their nodes, each on {args.actor_gpus:g} of one (--actor-gpus)"
+            setup.acting = setup.acting._replace(note=note)
+        if args.address is None:
+            check_store(store_bytes(args, setup), args.num_actors, store_folder())
+        else:  # its places may not be free again yet where this is a restart
+            needs = None if self.restarts else needs_of_actor(args)
+            check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs)
+        return setup
+
+    @contextmanager
+    def join_cluster(self, run: Run, setup: Setup) -> Iterator[Connection]:
+        """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
+        args = self.args
         if self.run is not None:
-            run.log.warning(f"{self.run.error}; restart {self.restarts} of {self.args.max_restarts}")
-            run.progress.budget_since = self.run.progress.budget_since
+            run.log.warning(f"{self.run.error}; restart {self.restarts} of {args.max_restarts}")
+            run.progress.budget_since = self.run.progress.budget_since  # `--max-seconds` count from the first start
         self.run = run
-
-
-def make_setup(args: Any, make: Callable[[Any], Setup]) -> Setup:
-    """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
-    check(args)
-    setup = make(args)
-    assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
-    if args.actor_gpus:
-        note = f"actors act on the GPUs of their nodes, each on {args.actor_gpus:g} of one (--actor-gpus)"
-        setup.acting = setup.acting._replace(note=note)
-    if args.address is None:
-        check_store(store_bytes(args, setup), args.num_actors, store_folder())
-    else:
-        check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs_of_actor(args))
-    return setup
+        address = None if args.address is None else find_cluster(args.address, args.token_file)
+        num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
+        sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
+        own_node = [f"--{name}={size}" for name, size in sizes.items()]
+        with Session(address, run.log, own_node, args.placement) as session:
+            if args.trainer_gpus:
+                check_gpu(args, session.reserve_gpu(args.trainer_gpus))
+            nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
+            cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
+            size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (
+                f", {amount_of('GPU', gpus)}" if gpus else ""
+            )
+            run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
+            yield Connection(args, session, setup)
 
 
 class Connection:
@@ -155,6 +172,9 @@ class Connection:
         args: Any = run.args
         if getattr(args, "num_learners", 1) == 1:
             return nullcontext(LearnerGroup())
+        if (places := int(self.session.state.sums("CPU")[1])) < args.num_learners:
+            why = f"each needs a place for an actor, the cluster has {places}"
+            raise ConfigError("num-learners", args.num_learners, why, "lower it, or add a node")
         parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup
         needs = {"GPU": args.trainer_gpus} if args.cuda else {}
         learners = RayLearners(self.session, needs, run, peer, *parts)
@@ -204,27 +224,6 @@ class Reports(logging.Handler):
         self.learner.report(WorkerEvent(-1, record.getMessage(), replaced=False))
 
 
-@contextmanager
-def join_cluster(starts: Starts, run: Run, setup: Setup) -> Iterator[Connection]:
-    """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
-    args = starts.args
-    starts.record(run)
-    address = None if args.address is None else find_cluster(args.address, args.token_file)
-    num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
-    sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
-    own_node = [f"--{name}={size}" for name, size in sizes.items()]
-    with Session(address, run.log, own_node, args.placement) as session:
-        if args.trainer_gpus:
-            check_gpu(args, session.reserve_gpu(args.trainer_gpus))
-        nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
-        cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
-        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (
-            f", {amount_of('GPU', gpus)}" if gpus else ""
-        )
-        run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
-        yield Connection(args, session, setup)
-
-
 def check_gpu(args: Any, reserved: str) -> None:
     """Raise ConfigError if Ray has reserved another GPU for the trainer than the one on which its net is."""
     if reserved != (own := os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]):
@@ -259,8 +258,9 @@ def packer_of(args: Any, setup: Setup) -> Packer:
 
 def store_bytes(args: Any, setup: Setup) -> int:
     """Size of the object store of a cluster of its own: the most that lies in it at the same time."""
-    weights = sum(4 * tensor.numel() for tensor in setup.net.state_dict().values())
-    messages = args.num_actors * setup.layout.slots_per_actor + HELD
+    learners = args.local_learners
+    weights = learners * sum(4 * tensor.numel() for tensor in setup.net.state_dict().values())
+    messages = args.num_actors * setup.layout.slots_per_actor + HELD * learners
     size = messages * packer_of(args, setup).nbytes + 4 * weights + (args.num_actors + HELD) * MIB
     return max(size + (replay_bytes(args, setup.more) if setup.more else 0), LEAST_STORE)
 
@@ -270,7 +270,7 @@ def replay_bytes(args: Any, spec: ReplaySpec) -> int:
     space: Any = spec.obs_space
     obs = int(np.prod(space.shape)) * space.dtype.itemsize
     block = 2 * args.block_length * args.num_envs * (obs // spec.stack + 64)
-    batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
+    batches = args.local_learners * (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
     return args.num_actors * (args.blocks_in_flight + HELD) * block + batches
 
 

@@ -6,17 +6,20 @@ Gradients go from learner to learner, by gloo or NCCL, over the network interfac
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any
 
 import torch.multiprocessing as mp
+from torch.distributed import TCPStore
 
 from a3c_mp.cluster.placement import Resources
 from a3c_mp.cluster.session import KILL_SECONDS, Session
 from a3c_mp.errors import A3CError, PeerLost, WorkerError
-from a3c_mp.processes.learner_group import LearnerGroup, open_store
+from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.learners import LOST_PEER, READY, Learners
 from a3c_mp.processes.spawn import ERROR
 from a3c_mp.processes.supervisor import Child
@@ -39,8 +42,6 @@ class RayLearner:
 
     def find(self) -> tuple[int, str]:
         """Its process and node."""
-        import os
-
         import ray
 
         return os.getpid(), ray.get_runtime_context().get_node_id()
@@ -124,8 +125,10 @@ class RayLearners(Learners):
 
     def _meeting_place(self) -> tuple[str, int]:
         host = next(iter(self.session.state.nodes.values()))  # that of this process
-        self._store = open_store(host)
-        return host, self._store.port
+        listener = socket.create_server((host, 0))  # not on all addresses, as the store itself would
+        place = host, listener.getsockname()[1]
+        self._store = TCPStore(*place, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return place
 
     def _launch(self, rank: int) -> tuple[Any, Any]:
         session, group = self.session, LearnerGroup(rank, self.group.size)

@@ -50,7 +50,7 @@ class LearnerGroup:
         self.rank, self.size, self._cuda = rank, size, False
 
     def connect(self, place: str | tuple[str, int], gpu: int | None, seconds: float) -> None:
-        """Connect to the others, which meet at a file that all can open, or at the host and port of an `open_store`.
+        """Connect to the others, which meet at a file that all can open, or at host and port of a `dist.TCPStore`.
 
         With a file, only the loopback interface is used, else the one that reaches the host. Gradients lie on this
         machine's `gpu` of that number, one for each learner, or with None on CPUs. `seconds` is the timeout of a
@@ -150,13 +150,6 @@ class LearnerGroup:
         if self.size > 1 and dist.is_initialized():
             with suppress(RuntimeError):  # NCCL's: not run on GPUs
                 (dist.distributed_c10d._abort_process_group if self._cuda else dist.destroy_process_group)()
-
-
-def open_store(host: str) -> dist.TCPStore:
-    """Open a store at which the learners of several machines meet, on a free port of this address alone."""
-    listener = socket.create_server((host, 0))
-    port = listener.getsockname()[1]
-    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def interface_towards(address: str) -> str:

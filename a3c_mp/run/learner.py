@@ -138,7 +138,7 @@ class Learner:
 
     def __enter__(self) -> Learner:
         with ExitStack() as stack:
-            stack.callback(self._record_events)  # log pending restarts also when the run fails
+            stack.callback(lambda: [*map(self.run.on_restart, self._events)])  # pending ones, also when the run fails
             stack.enter_context(self.pool)
             stack.push(lambda kind, error, trace: self.setup.end(self, error))
             self._leaving = stack.pop_all()
@@ -146,10 +146,6 @@ class Learner:
 
     def __exit__(self, *exc: Any) -> None:
         self._leaving.__exit__(*exc)
-
-    def _record_events(self) -> None:
-        for event in self._events:
-            self.run.on_restart(event)
 
     # ---- what a chapter calls
 
@@ -286,6 +282,6 @@ class Learner:
 
     def _record_event(self, event: WorkerEvent) -> None:
         self.run.on_restart(event)
-        is_rebuilt = self.args.deterministic and event.replaced
-        if self.setup.return_stats is not None and event.actor >= 0 and not is_rebuilt:
-            self.setup.return_stats.forget(event.actor)
+        stats, is_rebuilt = self.setup.return_stats, self.args.deterministic and event.replaced
+        if stats is not None and event.actor >= 0 and not is_rebuilt:
+            stats.forget(event.actor)

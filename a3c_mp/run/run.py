@@ -63,10 +63,9 @@ class Run(RunState):
         check_settings(args)
         check_limits(args, net)
         self.args, self.algorithm, self.net = args, algorithm, net
-        self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
         self.error: BaseException | None = None  # that ended it
-        self.failed = self.unsaved = self._finished = False
+        self.exit_code, self.failed, self.unsaved, self._finished = 0, False, False, False
         self._made_runs_dir = not os.path.exists(args.runs_dir)
         self.folder, lock, note = run_dir.claim_folder(args, algorithm)
         with ExitStack() as cleanup, run_dir.refuse_unwritable(args, self.folder):
