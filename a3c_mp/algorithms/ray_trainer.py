@@ -36,6 +36,8 @@ from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 MIB = 2**20
 HELD = 2
 """further results that the object store may hold: one that is copied, one that is freed late"""
+TRAINER_MEMORY = 300 * MIB
+"""of a trainer with a small net; Ray would put one that needs nothing on a random node, whatever it is asked for"""
 LEAST_STORE = 80 * MIB
 """smallest object store; Ray refuses less than 75 MiB"""
 
@@ -176,7 +178,7 @@ class Connection:
             why = f"each needs a place for an actor, the cluster has {places}"
             raise ConfigError("num-learners", args.num_learners, why, "lower it, or add a node")
         parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup
-        needs = {"GPU": args.trainer_gpus} if args.cuda else {}
+        needs = {"memory": TRAINER_MEMORY, "GPU": args.trainer_gpus}
         learners = RayLearners(self.session, needs, run, peer, *parts)
         self._explain = learners.explain
         return learners
