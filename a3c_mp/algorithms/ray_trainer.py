@@ -76,7 +76,7 @@ class RayDqnSetup(ApexSetup):
             session, start, len(learner.own), len(own), batch_size=args.batch_size,
             ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed + rank, DRAWS)[1],
             max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
-            repeats=args.num_learners > 1,
+            repeats=args.num_learners > 1, first_shard=own.start,
         )  # fmt: skip
         if rank == 0:
             run.metrics.gauges["replay/size"] = lambda: float(replay.size)

@@ -141,9 +141,9 @@ class RemoteReplay:
     def __init__(
         self, session: Session, start_shard: Callable[[int], Any], num_actors: int, num_shards: int, *,
         batch_size: int, ahead: int, seed: int, max_restarts: int, should_stop: Callable[[], bool],
-        device: torch.device, repeats: bool = False,
+        device: torch.device, repeats: bool = False, first_shard: int = 0,
     ):  # fmt: skip
-        self.repeats = repeats
+        self.repeats, self.first_shard = repeats, first_shard  # the latter: its number in the whole run, for messages
         self._latest: Batch | None = None
         self.session, self.start_shard, self.num_shards = session, start_shard, num_shards
         self.restarts_left, self.should_stop, self.device = max_restarts, should_stop, device
@@ -263,10 +263,10 @@ class RemoteReplay:
     def _replace(self, number: int, why: str) -> None:
         """Start an empty shard in place of one that has died."""
         if self.restarts_left == 0 or "creation task" in why:  # one that cannot be made, for instance too large
-            raise WorkerError(f"replay shard {number} died; no restart is left\n{why}")
+            raise WorkerError(f"replay shard {self.first_shard + number} died; no restart is left\n{why}")
         self.restarts_left -= 1
         lost = f"its {self.sizes[number]:,} transitions are lost"
-        self.session.log.warning(f"replay shard {number} died; {lost}, an empty one is started")
+        self.session.log.warning(f"replay shard {self.first_shard + number} died; {lost}, an empty one is started")
         self.sizes[number] = self.totals[number] = 0
         self._insertions[number].clear()
         self._requests.clear()
