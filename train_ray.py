@@ -5,6 +5,9 @@ an actor does, the losses and the loops are those of chapter 4 (`--algo impala`)
 
     impala:  actors --(unrolls)--> trainer                         trainer --(weights, version)--> parameter server
     dqn:     actors --(rows)--> replay shards --(batch)--> trainer            parameter server --> actors
+
+With `--num-learners`, there are several trainers on different nodes, each with all of these of its own, and their
+gradients are averaged. One that is lost costs a start from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -77,16 +80,19 @@ class RayCarrier:
 
 def main(algorithms: Mapping[str, Chapter] = ALGORITHMS) -> int:
     """Train with the algorithm that `--algo` names, or else the first; returns the exit code."""
-    args = parse_algo({name: (each.args_class, each.presets) for name, each in algorithms.items()}, __doc__ or "")
-    algorithm = algorithms[getattr(args, "algo", next(iter(algorithms)))]
-    setup = ray_trainer.make_setup(args, algorithm.setup)
-    with (
-        Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
-        ray_trainer.join_cluster(args, run, setup) as cluster,
-        Learner(args, run, setup, algorithm.actor, carrier=RayCarrier(cluster)) as trainer,
-        cluster.watch(trainer),
-    ):
-        algorithm.train(args, trainer)
+    given = parse_algo({name: (each.args_class, each.presets) for name, each in algorithms.items()}, __doc__ or "")
+    algorithm = algorithms[getattr(given, "algo", next(iter(algorithms)))]
+    starts = ray_trainer.Starts(given)
+    for args in starts:  # one, and others where a trainer is lost
+        setup = starts.make_setup(algorithm.setup)
+        with (
+            Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
+            starts.join_cluster(run, setup) as cluster,
+            cluster.learners(run, RayCarrier, algorithm) as group,
+            Learner(args, run, setup, algorithm.actor, group, RayCarrier(cluster)) as trainer,
+            cluster.watch(trainer),
+        ):
+            algorithm.train(args, trainer)
     return run.exit_code
 
 

@@ -152,6 +152,15 @@ class CommonArgs:
         return self.num_actors
 
     @property
+    def local_learners(self) -> int:
+        """Learners that this machine must have memory for."""
+        return getattr(self, "num_learners", 1)
+
+    def gpu_of(self, rank: int) -> int:
+        """The number of a learner's GPU among those that its process can use."""
+        return rank
+
+    @property
     def in_order(self) -> bool:
         """Whether the learner takes one message of every actor in each round, in the order of the actors."""
         return self.deterministic

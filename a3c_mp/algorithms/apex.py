@@ -111,7 +111,7 @@ class ApexSetup(Setup):
     """
 
     def __init__(self, args: Any, algo: Algorithm, rank: int = 0):
-        check_learners(args.num_learners, args.num_actors, args.cuda)
+        check_learners(args)
         check_sizes(args)
         if getattr(args, "rollout_fields", None):
             raise ConfigError("rollout_fields", "", "actors of this chapter send no rollouts", "leave it out")
@@ -150,7 +150,7 @@ class ApexSetup(Setup):
         num_actors = args.num_actors // args.num_learners
         sizes = num_actors, args.num_envs, args.rows_per_lane, obs_space, actions, stacked_frames(args.env_id)
         if rank == 0:
-            check_replay_memory(args.replay_size, args.num_learners * Shards.bytes_needed(*sizes))
+            check_replay_memory(args.replay_size, args.local_learners * Shards.bytes_needed(*sizes))
         try:
             shards = Shards(*sizes)
         except MemoryError as error:

@@ -165,11 +165,18 @@ def select(unrolls: Rollout, columns: Tensor) -> Rollout:
     return unrolls.map(lambda field: field.index_select(1, columns))
 
 
-def batches(args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator) -> Iterator[Rollout]:
-    """Store new unrolls in the replay, and yield batches with each of them once, filled up with replayed ones."""
+def batches(
+    args: Args, unrolls: Rollout, replay: UnrollReplay, rng: torch.Generator, num_whole: int = 0
+) -> Iterator[Rollout]:
+    """Store new unrolls in the replay, and yield batches with each of them once, filled up with replayed ones.
+
+    They are as many as of `num_whole` unrolls, those of a whole round: learners take as many steps as others also where
+    some of their actors have no place.
+    """
     num_unrolls, device = unrolls.action.shape[1], unrolls.action.device
+    number = -(-(num_whole or num_unrolls) // args.fresh_unrolls)
     source, places = (replay.unrolls, replay.add(unrolls)) if replay.capacity else (unrolls, torch.arange(num_unrolls))
-    for new in minibatches(num_unrolls, args.fresh_unrolls, rng, torch.device("cpu")):
+    for new in minibatches(num_unrolls, -(-num_unrolls // number), rng, torch.device("cpu")):
         columns = places[new]
         if replay.capacity and args.batch_unrolls > args.fresh_unrolls:
             columns = torch.cat([columns, replay.draw(args.batch_unrolls - len(new), rng)])
@@ -180,14 +187,14 @@ class ImpalaSetup(RolloutSetup):
     """What a learner of IMPALA makes before a run: also the replay of unrolls."""
 
     def __init__(self, args: Args, rank: int = 0):
-        check_learners(args.num_learners, args.num_actors, args.cuda)
+        check_learners(args)
         rollouts_per_round(args)
         if args.explorers and not args.vtrace:
             raise ConfigError("explore-envs", args.explore_envs, "V-trace corrects for it", "leave out --no-vtrace")
         super().__init__(args, rank)
         capacity, device = args.replay_size if args.replay_proportion else 0, next(self.net.parameters()).device
         if device.type == "cpu" and rank == 0:
-            check_replay_memory(capacity, args.num_learners * capacity * self.slots.slot_bytes // args.num_envs)
+            check_replay_memory(capacity, args.local_learners * capacity * self.slots.slot_bytes // args.num_envs)
         try:
             self.replay = UnrollReplay(self.slots.spec, capacity, device)
         except torch.OutOfMemoryError as error:  # of the GPU
@@ -212,7 +219,7 @@ class ImpalaSetup(RolloutSetup):
                     unrolls = join([rollout.to(learner.device) for rollout in rollouts])
                     learner.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image), "new unrolls")
                     learner.run.record_metrics(action_metrics(learner.setup.layout.action_space, unrolls))
-                    yield batches(args, unrolls, self.replay, learner.rng)
+                    yield batches(args, unrolls, self.replay, learner.rng, size * args.num_envs)
             if not learner.end_round():
                 return
             learner.release(filled)

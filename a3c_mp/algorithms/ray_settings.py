@@ -39,6 +39,13 @@ class RayArgs:
     def local_actors(self: Any) -> int:
         return self.num_actors if self.address is None else 0
 
+    @property
+    def local_learners(self: Any) -> int:
+        return getattr(self, "num_learners", 1) if self.address is None else 1
+
+    def gpu_of(self, rank: int) -> int:
+        return 0  # Ray gives each trainer one
+
 
 @dataclass(frozen=True)
 class ImpalaArgs(RayArgs, impala.Args):
@@ -81,16 +88,22 @@ def check(args: Any) -> None:
             raise ConfigError(name, value, why, "add --address, or leave it out")
     if args.trainer_gpus and not args.cuda:
         raise ConfigError("trainer-gpus", args.trainer_gpus, "the trainer's net is on the CPU", "add --cuda")
-    gpus, found = args.trainer_gpus + args.num_actors * args.actor_gpus, torch.cuda.device_count()
+    learners = getattr(args, "num_learners", 1)
+    if learners > 1 and args.cuda and args.trainer_gpus <= 0.5:
+        why = f"each of {learners} trainers needs a GPU to itself, which Ray has to reserve"
+        raise ConfigError("trainer-gpus", args.trainer_gpus, why, "add --trainer-gpus 1, or leave --cuda out")
+    gpus, found = learners * args.trainer_gpus + args.num_actors * args.actor_gpus, torch.cuda.device_count()
     if args.address is None and gpus > found:
-        why = f"trainer and {args.num_actors} actors need {gpus:g} GPUs in all, this machine has {found}"
+        trainers = "trainer" if learners == 1 else f"{learners} trainers"
+        why = f"{trainers} and {args.num_actors} actors need {gpus:g} GPUs in all, this machine has {found}"
         raise ConfigError("actor-gpus", args.actor_gpus, why, "lower it, or join a cluster (--address)")
-    if (learners := getattr(args, "num_learners", 1)) > 1:
-        raise ConfigError("num-learners", learners, "on Ray there is one", "leave it out, or use chapter 4")
 
 
 def check_shards(args: DqnArgs) -> None:
-    """Raise ConfigError for replay shards that cannot be filled or saved."""
+    """Raise ConfigError for replay shards that cannot be filled, divided or saved."""
+    if args.num_shards < args.num_learners:
+        why = f"each of {args.num_learners} trainers has shards of its own"
+        raise ConfigError("num-shards", args.num_shards, why, "raise it, or lower --num-learners")
     if args.num_shards > args.num_actors:
         why = f"only {args.num_actors} actors fill them"
         raise ConfigError("num-shards", args.num_shards, why, "lower it, or raise --num-actors")

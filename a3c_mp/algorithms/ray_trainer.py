@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -15,22 +17,27 @@ import torch
 from a3c_mp.algorithms import apex, dqn
 from a3c_mp.algorithms.apex import ApexSetup
 from a3c_mp.algorithms.ray_settings import DqnArgs, check, check_shards
-from a3c_mp.cluster import Packer, RemoteReplay, ReplayShard, ReplaySpec, Session
+from a3c_mp.cluster import Packer, RayLearners, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.cluster.node import store_folder
 from a3c_mp.cluster.placement import amount_of
-from a3c_mp.errors import ConfigError
-from a3c_mp.processes.pool import Filled
+from a3c_mp.config import has_checkpoint
+from a3c_mp.errors import ConfigError, PeerLost
+from a3c_mp.processes.learner_group import LearnerGroup
+from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.replay import Shards
 from a3c_mp.run.gpu import open_gpu
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import FOUND, check_replay_memory, probe_env
+from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 
 MIB = 2**20
 HELD = 2
 """further results that the object store may hold: one that is copied, one that is freed late"""
+TRAINER_MEMORY = 300 * MIB
+"""of a trainer with a small net; Ray would put one that needs nothing on a random node, whatever it is asked for"""
 LEAST_STORE = 80 * MIB
 """smallest object store; Ray refuses less than 75 MiB"""
 
@@ -38,38 +45,43 @@ LEAST_STORE = 80 * MIB
 class RayDqnSetup(ApexSetup):
     """That of chapter 3 with DQN, but the replay lies in shards on the nodes of the cluster."""
 
-    def __init__(self, args: DqnArgs):
+    def __init__(self, args: DqnArgs, rank: int = 0):
         check_shards(args)
-        super().__init__(args, dqn)
+        super().__init__(args, dqn, rank)
         self.kept = {}
 
     def make_replay(self, args: Any, obs_space: gymnasium.Space, actions: gymnasium.Space, rank: int) -> ReplaySpec:
         """Check its size, and return what actors share: the form of their rows. `begin` starts the shards."""
         spec = ReplaySpec(args.num_envs, obs_space, actions, apex.stacked_frames(args.env_id))
-        if args.address is None:
+        if args.address is None and rank == 0:
             needed = Shards.bytes_needed(*spec.sizes(args.num_actors, args.rows_per_lane))
             check_replay_memory(args.replay_size, needed)
         return spec
 
     def begin(self, learner: Any) -> None:
-        """Start the replay shards."""
-        args, run, session = learner.args, learner.run, learner.carrier.session
-        shard_class = session.actor_class(ReplayShard)
+        """Start the learner's replay shards."""
+        args, run, session, rank = learner.args, learner.run, learner.carrier.session, learner.group.rank
+        shard_class, own = session.actor_class(ReplayShard), learner.group.own_share(args.num_shards)
 
         def start(number: int) -> Any:
-            actors, seed = len(range(number, args.num_actors, args.num_shards)), derive_seeds(args.seed, number, SHARD)
+            in_run = own.start + number
+            actors = len(range(number, len(learner.own), len(own)))
+            seed = derive_seeds(args.seed, in_run, SHARD)
             size = Shards.bytes_needed(*self.more.sizes(actors, args.rows_per_lane))
             needs = {} if args.address is None else {"memory": size}  # that of this machine has been checked
             content = self.more, actors, args.rows_per_lane, args.priority_exponent, seed[1]
-            return session.start(shard_class, content, needs, session.state.free, name=f"replay shard {number}")
+            return session.start(shard_class, content, needs, session.state.free, name=f"replay shard {in_run}")
 
         self.replay = replay = RemoteReplay(
-            session, start, args.num_actors, args.num_shards, batch_size=args.batch_size,
-            ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed, DRAWS)[1],
+            session, start, len(learner.own), len(own), batch_size=args.batch_size,
+            ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed + rank, DRAWS)[1],
             max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
+            repeats=args.num_learners > 1, first_shard=own.start,
         )  # fmt: skip
-        run.metrics.gauges["replay/size"] = lambda: float(replay.size)
-        apex.show_replay(run, args, self.limiter, lambda: replay.size, "replay shards are not saved:")
+        if rank == 0:
+            run.metrics.gauges["replay/size"] = lambda: float(replay.size)
+            size = lambda: args.num_learners * replay.size  # noqa: E731
+            apex.show_replay(run, args, self.limiter, size, "replay shards are not saved:")
 
     def sampler(self, args: Any) -> AbstractContextManager[Any]:
         return nullcontext(self.replay)  # which requests batches ahead
@@ -86,28 +98,90 @@ class RayDqnSetup(ApexSetup):
         return stats
 
 
-def make_setup(args: Any, make: Callable[[Any], Setup]) -> Setup:
-    """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
-    check(args)
-    setup = make(args)
-    assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
-    if args.actor_gpus:
-        note = f"actors act on the GPUs of their nodes, each on {args.actor_gpus:g} of one (--actor-gpus)"
-        setup.acting = setup.acting._replace(note=note)
-    if args.address is None:
-        check_store(store_bytes(args, setup), args.num_actors, store_folder())
-    else:
-        check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs_of_actor(args))
-    return setup
+class Starts:
+    """The settings of each start of a run: the first, and others from the newest checkpoint where a trainer was lost.
+
+    At most `--max-restarts` of them follow.
+    """
+
+    def __init__(self, args: Any):
+        self.args, self.restarts = args, 0
+        self.run: Run | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.args
+        while (run := self.run) and run.failed and isinstance(run.error, PeerLost):
+            if self.restarts == self.args.max_restarts:
+                return
+            self.restarts += 1
+            saved, name = has_checkpoint(run.folder), run.folder.name
+            self.args = replace(
+                self.args, resume=run.folder if saved else None, run_name=name, resume_or_start=not saved
+            )
+            yield self.args
+
+    def make_setup(self, make: Callable[[Any], Setup]) -> Setup:
+        """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
+        args = self.args
+        check(args)
+        setup = make(args)
+        assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
+        if args.actor_gpus:
+            note = f"actors act on the GPUs of their nodes, each on {args.actor_gpus:g} of one (--actor-gpus)"
+            setup.acting = setup.acting._replace(note=note)
+        if args.address is None:
+            check_store(store_bytes(args, setup), args.num_actors, store_folder())
+        else:  # its places may not be free again yet where this is a restart
+            needs = None if self.restarts else needs_of_actor(args)
+            check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs)
+        return setup
+
+    @contextmanager
+    def join_cluster(self, run: Run, setup: Setup) -> Iterator[Connection]:
+        """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
+        args = self.args
+        if self.run is not None:
+            run.log.warning(f"{self.run.error}; restart {self.restarts} of {args.max_restarts}")
+            run.progress.budget_since = self.run.progress.budget_since  # `--max-seconds` count from the first start
+        self.run = run
+        address = None if args.address is None else find_cluster(args.address, args.token_file)
+        num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
+        sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
+        own_node = [f"--{name}={size}" for name, size in sizes.items()]
+        with Session(address, run.log, own_node, args.placement) as session:
+            if args.trainer_gpus:
+                check_gpu(args, session.reserve_gpu(args.trainer_gpus))
+            nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
+            cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
+            size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (
+                f", {amount_of('GPU', gpus)}" if gpus else ""
+            )
+            run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
+            yield Connection(args, session, setup)
 
 
-class Connection(NamedTuple):
+class Connection:
     """A trainer's connection to its cluster, for its carrier."""
 
-    session: Session
-    packer: Packer
-    needs: dict[str, float]  # of an actor
-    spaces: tuple[gymnasium.Space, gymnasium.Space] | None  # of the environment; None: no other machine makes it
+    def __init__(self, args: Any, session: Session, setup: Setup):
+        self.session, self.needs = session, needs_of_actor(args)
+        self.packer = packer_of(args, setup)
+        self.spaces = FOUND[args.env_id][:2] if args.address else None  # None: no other machine makes the environment
+        self._explain: Callable[[Any], Any] = lambda error: error
+
+    def learners(self, run: Run, make_carrier: Callable[[Connection], Any], algorithm: Any) -> AbstractContextManager:
+        """Start the trainers besides this one, if there are to be any; entered, it gives their group."""
+        args: Any = run.args
+        if getattr(args, "num_learners", 1) == 1:
+            return nullcontext(LearnerGroup())
+        if (places := int(self.session.state.sums("CPU")[1])) < args.num_learners:
+            why = f"each needs a place for an actor, the cluster has {places}"
+            raise ConfigError("num-learners", args.num_learners, why, "lower it, or add a node")
+        parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup
+        needs = {"memory": TRAINER_MEMORY, "GPU": args.trainer_gpus}
+        learners = RayLearners(self.session, needs, run, peer, *parts)
+        self._explain = learners.explain
+        return learners
 
     @contextmanager
     def watch(self, trainer: Any) -> Iterator[None]:
@@ -126,28 +200,30 @@ class Connection(NamedTuple):
             "cluster/object_store": store_in_use,
         }
         with ExitStack() as stack:
-            stack.push(lambda kind, error, trace: trainer.run.finish(error))
+            stack.push(lambda kind, error, trace: trainer.run.finish(self._explain(error)))
             yield
 
 
-@contextmanager
-def join_cluster(args: Any, run: Run, setup: Setup) -> Iterator[Connection]:
-    """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
-    address = None if args.address is None else find_cluster(args.address, args.token_file)
-    num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
-    sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
-    own_node = [f"--{name}={size}" for name, size in sizes.items()]
-    with Session(address, run.log, own_node, args.placement) as session:
-        if args.trainer_gpus:
-            check_gpu(args, session.reserve_gpu(args.trainer_gpus))
-        nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
-        cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
-        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (
-            f", {amount_of('GPU', gpus)}" if gpus else ""
-        )
-        run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
-        spaces = FOUND[args.env_id][:2] if address else None
-        yield Connection(session, packer_of(args, setup), needs_of_actor(args), spaces)
+def peer(
+    group: LearnerGroup, session: Session, args: Any, steps: int, updates: int,
+    make_carrier: Callable[[Connection], Any], actor: Any, train: Any, make: Any,
+) -> None:  # fmt: skip
+    """Run a trainer besides the first, in its process."""
+    setup, run = make(args, group.rank), RunState(args, group.rank, steps, updates)
+    with Learner(args, run, setup, actor, group, make_carrier(Connection(args, session, setup))) as learner:
+        session.log.addHandler(Reports(learner))
+        train(args, learner)
+
+
+class Reports(logging.Handler):
+    """Has the first trainer log what is logged at another one."""
+
+    def __init__(self, learner: Learner):
+        super().__init__()
+        self.learner = learner
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.learner.report(WorkerEvent(-1, record.getMessage(), replaced=False))
 
 
 def check_gpu(args: Any, reserved: str) -> None:
@@ -184,8 +260,9 @@ def packer_of(args: Any, setup: Setup) -> Packer:
 
 def store_bytes(args: Any, setup: Setup) -> int:
     """Size of the object store of a cluster of its own: the most that lies in it at the same time."""
-    weights = sum(4 * tensor.numel() for tensor in setup.net.state_dict().values())
-    messages = args.num_actors * setup.layout.slots_per_actor + HELD
+    learners = args.local_learners
+    weights = learners * sum(4 * tensor.numel() for tensor in setup.net.state_dict().values())
+    messages = args.num_actors * setup.layout.slots_per_actor + HELD * learners
     size = messages * packer_of(args, setup).nbytes + 4 * weights + (args.num_actors + HELD) * MIB
     return max(size + (replay_bytes(args, setup.more) if setup.more else 0), LEAST_STORE)
 
@@ -195,7 +272,7 @@ def replay_bytes(args: Any, spec: ReplaySpec) -> int:
     space: Any = spec.obs_space
     obs = int(np.prod(space.shape)) * space.dtype.itemsize
     block = 2 * args.block_length * args.num_envs * (obs // spec.stack + 64)
-    batches = (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
+    batches = args.local_learners * (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
     return args.num_actors * (args.blocks_in_flight + HELD) * block + batches
 
 

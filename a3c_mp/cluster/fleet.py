@@ -66,7 +66,7 @@ class Fleet:
     ):  # fmt: skip
         self.session, self.target, self.args, self.store = session, target, args, store
         self.states, self.options, self.on_restart = states, options, on_restart
-        self.actors = [FleetActor(f"{options.role} {number}") for number in range(num_workers)]
+        self.actors = [FleetActor(f"{options.role} {self._actor(number)}") for number in range(num_workers)]
         self.restarts, self.needs = 0, needs
         self._ledger = SlotLedger(num_workers, options)
         self._looked = time.monotonic()
@@ -117,6 +117,10 @@ class Fleet:
         """How many actors do not wait for a place."""
         return sum(not actor.is_waiting for actor in self.actors)
 
+    def _actor(self, number: int) -> int:
+        """The number of an actor of this fleet in the whole run."""
+        return self.options.first_actor + number
+
     def _request(self, number: int, token: Token) -> None:
         """Have an actor fill a slot, as one of those that run: of all actors in a deterministic run, where all do."""
         runs = [other for other, actor in enumerate(self.actors) if actor.pid or other == number]
@@ -127,9 +131,9 @@ class Fleet:
 
     def _start(self, number: int, free: Mapping[str, dict[str, float]]) -> None:
         last = self.actors[number]
-        restored = self.states.record_start(number)
-        seed_key = (self.states.start, number, 0 if restored is not None else last.starts)
-        made_of = self.target, self.args, self.options.niceness, number, seed_key, restored
+        restored = self.states.record_start(self._actor(number))
+        seed_key = (self.states.start, self._actor(number), 0 if restored is not None else last.starts)
+        made_of = self.target, self.args, self.options.niceness, self._actor(number), seed_key, restored
         handle = self.session.start(self._actor_class, made_of, self.needs, free, refused=self._refused)
         actor = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
         self.actors[number] = actor
@@ -177,8 +181,8 @@ class Fleet:
             where = f"pid {actor.pid} at {self.session.state.nodes.get(actor.node_id)}"
             self._report_place(number, f"{actor.name} has found a place ({where})", joined=True)
         for reason in not_restored if is_new else ():
-            self.states.forget(number)
-            self.on_restart(WorkerEvent(number, f"{actor} cannot be rebuilt: {reason}", replaced=False))
+            self.states.forget(self._actor(number))
+            self.on_restart(WorkerEvent(self._actor(number), f"{actor} cannot be rebuilt: {reason}", replaced=False))
 
     def _refuse(self, number: int, why: str) -> None:
         """Let an actor run elsewhere than on a node that differs; raise ConfigError if that did not join later."""
@@ -192,7 +196,8 @@ class Fleet:
     def _report_place(self, number: int, text: str, **change: bool) -> None:
         """Report that an actor has found a place or waits for one: its games count from now on, or no longer."""
         # In deterministic runs no actor plays while one waits, and its games go on: the report is no actor's (-1).
-        self.on_restart(WorkerEvent(-1 if self.options.in_order else number, text, replaced=False, **change))
+        actor = -1 if self.options.in_order else self._actor(number)
+        self.on_restart(WorkerEvent(actor, text, replaced=False, **change))
 
     def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str, bool]:
         """(What happened, the traceback if there is one, whether the node is lost)."""
@@ -218,7 +223,7 @@ class Fleet:
                 raise WorkerError(f"{message}; restart budget of {budget} spent{details}")
             self.restarts += 1
             message += f"; restart {self.restarts} of {budget}"
-        self.on_restart(WorkerEvent(number, message + details))
+        self.on_restart(WorkerEvent(self._actor(number), message + details))
         self._ledger.forget(number)
         self._start(number, self.session.state.free)
 

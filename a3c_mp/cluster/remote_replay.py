@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from a3c_mp.cluster.session import STUCK_SECONDS, Session
-from a3c_mp.errors import WorkerError
+from a3c_mp.errors import PeerLost, WorkerError
 from a3c_mp.processes.supervisor import WAIT_SECONDS
 from a3c_mp.replay import Batch, Replay, Shards
 from a3c_mp.replay.shards import spread
@@ -134,14 +134,17 @@ class RemoteReplay:
     """The trainer's end: sampling from all shards in proportion to priority, with the calls of `Replay` and `Prefetch`.
 
     `start_shard(number)` starts the actor of a shard; actor i sends to shard i % num_shards. `ahead` batches are
-    requested ahead: 0 in deterministic runs, which also wait for every insertion.
+    requested ahead: 0 in deterministic runs, which also wait for every insertion. With `repeats`, as for one of several
+    learners, which all take as many batches, the latest one is given again where all shards have been lost meanwhile.
     """
 
     def __init__(
         self, session: Session, start_shard: Callable[[int], Any], num_actors: int, num_shards: int, *,
         batch_size: int, ahead: int, seed: int, max_restarts: int, should_stop: Callable[[], bool],
-        device: torch.device,
+        device: torch.device, repeats: bool = False, first_shard: int = 0,
     ):  # fmt: skip
+        self.repeats, self.first_shard = repeats, first_shard  # the latter: its number in the whole run, for messages
+        self._latest: Batch | None = None
         self.session, self.start_shard, self.num_shards = session, start_shard, num_shards
         self.restarts_left, self.should_stop, self.device = max_restarts, should_stop, device
         self.batch_size, self.ahead = batch_size, ahead
@@ -173,13 +176,18 @@ class RemoteReplay:
                 self._take_reply(number, self.shards[number], answers.popleft())
 
     def next(self) -> Batch | None:
-        """Return the next batch; None if all shards are empty or the run should stop."""
+        """Return the next batch; None if all shards are empty or the run should stop; see `repeats`."""
         while not self.should_stop() and self.totals.sum() > 0:
             while len(self._requests) <= self.ahead:
                 self._requests.append(self._request())
             if (batch := self._gather(self._requests.popleft())) is not None:
+                self._latest = batch if self.repeats else None
                 return batch
-        return None
+        if not self.repeats or self.should_stop():
+            return None
+        if self._latest is None:
+            raise PeerLost("all replay shards of a learner are lost, before its first batch")
+        return self._latest._replace(ids=torch.full_like(self._latest.ids, -1))  # no shard has them
 
     def update(self, ids: Tensor, priorities: Tensor) -> None:
         """Set the priorities of sampled transitions: absolute TD errors."""
@@ -255,10 +263,10 @@ class RemoteReplay:
     def _replace(self, number: int, why: str) -> None:
         """Start an empty shard in place of one that has died."""
         if self.restarts_left == 0 or "creation task" in why:  # one that cannot be made, for instance too large
-            raise WorkerError(f"replay shard {number} died; no restart is left\n{why}")
+            raise WorkerError(f"replay shard {self.first_shard + number} died; no restart is left\n{why}")
         self.restarts_left -= 1
         lost = f"its {self.sizes[number]:,} transitions are lost"
-        self.session.log.warning(f"replay shard {number} died; {lost}, an empty one is started")
+        self.session.log.warning(f"replay shard {self.first_shard + number} died; {lost}, an empty one is started")
         self.sizes[number] = self.totals[number] = 0
         self._insertions[number].clear()
         self._requests.clear()

@@ -136,13 +136,14 @@ class Session:
 
     def start(
         self, actor_class: Any, args: tuple, needs: Resources, free: Mapping[str, dict[str, float]], *,
-        name: str = "", refused: Collection[str] = (),
+        name: str = "", refused: Collection[str] = (), order: str | None = None,
     ) -> Any:  # fmt: skip
         """Start an actor on a node that is not `refused`; a warning with its `name` says if it has no place.
 
-        `free` is what nodes have left beside others that start at the same time (`choose`).
+        `free` is what nodes have left beside others that start at the same time (`choose`); `order` is that in which
+        they are filled, if it is not the session's.
         """
-        options = choose("auto" if refused else self.placement, needs, free)
+        options = choose("auto" if refused else order or self.placement, needs, free)
         if refused:
             options["label_selector"] = {NODE_ID: f"!in({','.join(sorted(refused))})"}
         actor = actor_class.options(**options).remote(*args)

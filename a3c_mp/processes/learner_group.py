@@ -49,24 +49,27 @@ class LearnerGroup:
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size, self._cuda = rank, size, False
 
-    def connect(self, path: str, cuda: bool, seconds: float) -> None:
-        """Connect to the others through a file that all can open, over the loopback interface only.
+    def connect(self, place: str | tuple[str, int], gpu: int | None, seconds: float) -> None:
+        """Connect to the others, which meet at a file that all can open, or at host and port of a `dist.TCPStore`.
 
-        With `cuda`, gradients lie on GPUs, one for each learner. `seconds` is the timeout of a collective operation.
+        With a file, only the loopback interface is used, else the one that reaches the host. Gradients lie on this
+        machine's `gpu` of that number, one for each learner, or with None on CPUs. `seconds` is the timeout of a
+        collective operation.
         """
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+        interface = LOOPBACK if isinstance(place, str) else interface_towards(place[0])
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         os.environ |= NCCL_SETTINGS
-        self._cuda = cuda
+        self._cuda, timeout = gpu is not None, timedelta(seconds=seconds)
         with losing_peers():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self._cuda else "gloo",
-                store=dist.FileStore(path, self.size),
+                store=dist.FileStore(place, self.size) if isinstance(place, str) else dist.TCPStore(*place),
                 rank=self.rank,
                 world_size=self.size,
-                timeout=timedelta(seconds=seconds),
+                timeout=timeout,
             )
         # Connections are made by the first operation, and can fail there.
-        self.all_reduce_mean([torch.zeros(1, device=f"cuda:{self.rank}" if self._cuda else "cpu")])
+        self.all_reduce_mean([torch.zeros(1, device="cpu" if gpu is None else f"cuda:{gpu}")])
 
     def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their means over the learners, all in one operation."""

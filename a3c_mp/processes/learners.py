@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from a3c_mp.errors import PeerLost
+from a3c_mp.errors import PeerLost, WorkerError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.spawn import ERROR, SIGNALS, run_supervised, start_child
 from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS, Child, await_end, how_ended, start_seconds
@@ -38,6 +38,8 @@ class Learners:
     another learner has died or gives no answer, and says which, and why.
     """
 
+    consequence = "the run ends, because learners take every step together"
+
     def __init__(self, run: Any, target: Callable[..., None], *parts: Any):
         self.run, self.target, self.parts = run, target, parts
         args, size = run.args, run.args.num_learners
@@ -47,6 +49,7 @@ class Learners:
         ranks = range(1, size)
         self._others = [Child(f"learner {rank}", partial(self._launch, rank), "--num-learners") for rank in ranks]
         self._leaving = threading.Event()
+        self._lost: WorkerError | None = None
 
     @property
     def processes(self) -> list[Any]:
@@ -60,14 +63,12 @@ class Learners:
         signal.set_wakeup_fd(self._signals)
         threading.Thread(target=self._kill_after_signal, args=(reader,), daemon=True).start()
         try:
-            # Nothing is left of this file when the process ends. Open until then: torch's destructors use the path.
-            path = f"/proc/{os.getpid()}/fd/{os.memfd_create('a3c_mp-learners')}"
-            self._rendezvous = (path, self.run.args.cuda, self.peer_seconds)
+            self._place = self._meeting_place()
             for child in self._others:
                 child.start()
             self._wait_until_ready()
             threading.Thread(target=self._abort_after_death, daemon=True).start()
-            self.group.connect(*self._rendezvous)
+            self.group.connect(*self._rendezvous(0))
             return self.group
         except BaseException as error:
             self._end(error)
@@ -76,12 +77,30 @@ class Learners:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._end(error)
 
+    def explain(self, error: BaseException | None) -> BaseException | None:
+        """The error that names the learner that was lost, if all that an error says is that one was."""
+        self._leaving.set()
+        if isinstance(error, PeerLost) and self._lost is None:
+            self.group.abort()  # what waits on the GPU for a lost learner would hold up the saving
+            self._await_deaths()
+            self._lost = self._name_lost(error)
+        return self._lost or error
+
+    def _meeting_place(self) -> Any:
+        # Nothing is left of this file when the process ends. Open until then: torch's destructors use the path.
+        return f"/proc/{os.getpid()}/fd/{os.memfd_create('a3c_mp-learners')}"
+
+    def _rendezvous(self, rank: int) -> tuple[Any, int | None, float]:
+        """Arguments of `LearnerGroup.connect`."""
+        args = self.run.args
+        return self._place, args.gpu_of(rank) if args.cuda else None, self.peer_seconds
+
     def _launch(self, rank: int) -> tuple[Any, Any]:
         pipe, child_end = mp.Pipe(duplex=False)
         group = LearnerGroup(rank, self.group.size)
         args = self.run.args, self.run.steps, self.run.updates, *self.parts
         with child_end:
-            main_args = (self.target, group, args, child_end, self._rendezvous)
+            main_args = (self.target, group, args, child_end, self._rendezvous(rank))
             return start_child(run_learner, main_args, name=f"learner-{rank}", daemon=False), pipe
 
     def _wait_until_ready(self) -> None:
@@ -91,25 +110,24 @@ class Learners:
             while not child.pipe.poll(WAIT_SECONDS):
                 if self.run.should_stop():
                     raise PeerLost("asked to stop before all learners had started")
+                if self._waits_for_place(child):
+                    deadline = time.monotonic() + START_SECONDS
                 if time.monotonic() > deadline:
                     raise PeerLost(f"not all learners have started within {START_SECONDS:.0f} s")
             if next(child.messages(), None) != (READY,):
                 raise PeerLost(f"{child} ended before it was ready")
 
+    def _waits_for_place(self, child: Child) -> bool:
+        return False
+
     def _end(self, error: BaseException | None) -> None:
         """Find out who was lost, save, end the others. Raises PeerLost where one was, with its name."""
-        self._leaving.set()
-        lost = None
         try:
-            if isinstance(error, PeerLost):
-                self.group.abort()  # what waits on the GPU for a lost learner would hold up the saving
-                self._await_deaths()
-                lost = self._explain(error)
-            self.run.finish(lost or error)
+            self.run.finish(self.explain(error))
         finally:
             self._stop()
-        if lost is not None:
-            raise lost from None
+        if self._lost is not None:
+            raise self._lost from None
 
     def _await_deaths(self) -> None:
         """Wait for the processes that are about to die, until one is found that did not just follow another."""
@@ -120,7 +138,7 @@ class Learners:
                 return
             alive = [process for process in alive if process.exitcode is None]
 
-    def _explain(self, error: BaseException) -> PeerLost:
+    def _name_lost(self, error: BaseException) -> WorkerError:
         """The error that names who was lost, and why."""
         reasons, silent = [], []
         for child in self._others:
@@ -130,9 +148,12 @@ class Learners:
             elif child.process.exitcode is None:
                 silent.append(str(child))
             elif child.process.exitcode != LOST_PEER:
-                reasons.append(f"{child} {how_ended(child.process.exitcode)}")
+                reasons.append(f"{child} {self._how_ended(child.process)}")
         reasons = reasons or [f"no answer from {', '.join(silent) or 'the other learners'} ({error})"]
-        return PeerLost("; ".join(reasons) + "; the run ends, because learners take every step together")
+        return PeerLost(f"{'; '.join(reasons)}; {self.consequence}")
+
+    def _how_ended(self, process: Any) -> str:
+        return how_ended(process.exitcode)
 
     def _stop(self) -> None:
         """End the other learners, and with them their actors."""

@@ -113,7 +113,7 @@ def _open(handle: bytes, pipe: Connection) -> None:
 
 def note_on_cores(args: CommonArgs) -> str:
     """Which --num-actors would use the cores of this machine beside a GPU, if most of them have nothing to do."""
-    learners, cores = getattr(args, "num_learners", 1), len(os.sched_getaffinity(0))
+    learners, cores = args.local_learners, len(os.sched_getaffinity(0))
     at_most = (cores - learners) // learners * learners
     if not args.local_actors or at_most < 2 * args.local_actors:
         return ""

@@ -133,12 +133,12 @@ class Learner:
         )  # fmt: skip
         self.pool: Any = self.carrier.start(
             make_actor, args, self.memory, num_workers=len(self.own), states=self.states, options=options,
-            on_restart=self._on_event,
+            on_restart=self.report,
         )  # fmt: skip
 
     def __enter__(self) -> Learner:
         with ExitStack() as stack:
-            stack.callback(self._record_events)  # log pending restarts also when the run fails
+            stack.callback(lambda: [*map(self.run.on_restart, self._events)])  # pending ones, also when the run fails
             stack.enter_context(self.pool)
             stack.push(lambda kind, error, trace: self.setup.end(self, error))
             self._leaving = stack.pop_all()
@@ -146,10 +146,6 @@ class Learner:
 
     def __exit__(self, *exc: Any) -> None:
         self._leaving.__exit__(*exc)
-
-    def _record_events(self) -> None:
-        for event in self._events:
-            self.run.on_restart(event)
 
     # ---- what a chapter calls
 
@@ -223,7 +219,7 @@ class Learner:
         for rank, (their_stats, their_events, their_reports, _) in enumerate(everything):
             for event in their_events:
                 self._record_event(event)
-                if not event.replaced and rank != self.group.rank:
+                if self.args.deterministic and not event.replaced and rank != self.group.rank and event.actor >= 0:
                     self.states.forget(event.actor)
             for actor, (steps, episodes, policy_lag, finite, rewards) in their_stats:
                 self.run.record_rollout(steps, episodes, actor, policy_lag)
@@ -276,7 +272,8 @@ class Learner:
         """How many versions of the weights are newer than the one that an actor used."""
         return self.weights.version - version
 
-    def _on_event(self, event: WorkerEvent) -> None:
+    def report(self, event: WorkerEvent) -> None:
+        """Record an event, with several learners at the end of the round, when all of them do."""
         if self.group.size > 1:
             self._events.append(event)
         else:
@@ -285,5 +282,6 @@ class Learner:
 
     def _record_event(self, event: WorkerEvent) -> None:
         self.run.on_restart(event)
-        if self.setup.return_stats is not None and not (self.args.deterministic and event.replaced):
-            self.setup.return_stats.forget(event.actor)
+        stats, is_rebuilt = self.setup.return_stats, self.args.deterministic and event.replaced
+        if stats is not None and event.actor >= 0 and not is_rebuilt:
+            stats.forget(event.actor)

@@ -65,7 +65,7 @@ def check_settings(args: CommonArgs) -> None:
 def check_limits(args: CommonArgs, net: nn.Module | None = None) -> None:
     """Raise ConfigError if the processor, free memory or open files do not suffice for the processes of a run."""
     check_system()
-    others = getattr(args, "num_learners", 1) - 1 + (args.eval_every > 0)
+    others = args.local_learners - 1 + (args.eval_every > 0)
     check_processes(args.local_actors, others, args.actors_flag)
     if net is not None and args.env_id in FOUND:
         check_memory(args, net, (args.local_actors + others) * ACTOR_BYTES)
@@ -88,7 +88,7 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
     learning = NET_COPIES * params + (obs + STATS) * width
     if args.cuda:  # on the GPU, with images also the actors' nets
         acting, learning = acting - params * (width == 0), 0
-    learners = settings.get("num_learners", 1) + args.actors_learn * args.local_actors
+    learners = args.local_learners + args.actors_learn * args.local_actors
     needed, free = besides + 4 * (args.local_actors * acting + learners * learning), free_memory()
     if needed > free:
         sizes = f"observations {obs_space.shape} and nets of {params:,} parameters take about"
@@ -155,24 +155,25 @@ def check_replay_memory(replay_size: int, needed: int) -> None:
         raise ConfigError("replay-size", replay_size, why, "lower --replay-size")
 
 
-def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
+def check_learners(args: Any) -> None:
     """Raise ConfigError unless all learners get the same number of actors, and with CUDA a GPU each."""
-    if num_actors % num_learners:
-        why = f"{num_actors} actors cannot be divided evenly"
+    num_learners = args.num_learners
+    if args.num_actors % num_learners:
+        why = f"{args.num_actors} actors cannot be divided evenly"
         raise ConfigError("num-learners", num_learners, why, "let --num-actors be a multiple of it")
-    if cuda and num_learners > max(1, torch.cuda.device_count()):
+    if args.cuda and args.gpu_of(num_learners - 1) >= max(1, torch.cuda.device_count()):
         why = f"each needs a GPU to itself, there are {torch.cuda.device_count()}"
         raise ConfigError("num-learners", num_learners, why, "lower it, or leave --cuda out")
 
 
 def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
-    """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` the GPU `rank`."""
+    """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` a GPU."""
     check_temporary_folder()
     device = torch.device("cpu")
     if args.cuda:
         from a3c_mp.run.gpu import open_gpu
 
-        device = open_gpu(rank)
+        device = open_gpu(args.gpu_of(rank))
     torch.set_num_threads(args.learner_threads)
     torch.manual_seed(args.seed)
     if args.deterministic and args.cuda:  # on the CPU results are deterministic anyway

@@ -48,6 +48,9 @@ class RunState:
         return self.progress.counters
 
     def should_stop(self) -> bool:
+        return self.is_interrupted()
+
+    def is_interrupted(self) -> bool:
         return False  # learner 0 decides it for all
 
     def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:

@@ -63,9 +63,9 @@ class Run(RunState):
         check_settings(args)
         check_limits(args, net)
         self.args, self.algorithm, self.net = args, algorithm, net
-        self.exit_code = 0
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
-        self.failed = self.unsaved = self._finished = False
+        self.error: BaseException | None = None  # that ended it
+        self.exit_code, self.failed, self.unsaved, self._finished = 0, False, False, False
         self._made_runs_dir = not os.path.exists(args.runs_dir)
         self.folder, lock, note = run_dir.claim_folder(args, algorithm)
         with ExitStack() as cleanup, run_dir.refuse_unwritable(args, self.folder):
@@ -205,7 +205,7 @@ class Run(RunState):
             self.progress.evals.finish()
             # A signal, or the end of the time, has ended only the wait.
             self.exit_reason = "solved" if self.progress.stop_reason() == "solved" else reason
-        self._finished = True
+        self._finished, self.error = True, error
         self.progress.record_solved()
         if error is not None:  # what was due before it happened; time may have run out because of it
             self.exit_reason = self.exit_reason or self._reason_to_stop

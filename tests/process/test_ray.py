@@ -19,6 +19,7 @@ from a3c_mp.cluster.node import FOLDER_PREFIX
 SLOW = pytest.mark.slow
 DETERMINISTIC = ["--deterministic", "--total-steps", "3000"]
 LONG = ["--total-steps", "1e8"]
+TWO_LEARNERS = ["--num-learners", "2", "--replay-proportion", "0", "--batch-unrolls", "2"]
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -32,6 +33,12 @@ def command(process):
 def ray_of(pid, word):
     """Descendants of a process whose command line has a word, such as ray::RayWorker."""
     return [child for child in psutil.Process(pid).children(recursive=True) if word in command(child)]
+
+
+def open_to(processes):
+    """Addresses at which processes listen."""
+    found = {at.laddr.ip for p in processes for at in p.net_connections() if at.status == psutil.CONN_LISTEN}
+    return {ip.removeprefix("::ffff:") for ip in found}
 
 
 def processes_of_ray(scripts):
@@ -86,8 +93,7 @@ def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
     scripts.wait_until(lambda: ray_of(trainer.pid, "ray::RayWorker"), trainer)
     family = [psutil.Process(trainer.pid), *psutil.Process(trainer.pid).children(recursive=True)]
     token = ray_of(trainer.pid, "gcs_server")[0].environ()["RAY_AUTH_TOKEN"]
-    open_to = {at.laddr.ip for p in family for at in p.net_connections() if at.status == psutil.CONN_LISTEN}
-    assert {ip.removeprefix("::ffff:") for ip in open_to} == {"127.0.0.1"}
+    assert open_to(family) == {"127.0.0.1"}
     assert not [p for p in family if token in command(p)]
     assert [path.stat().st_mode & 0o777 for path in folders(scripts)] == [0o700], "others do not reach what is in it"
     on_ray = scripts.finish(trainer, "r")
@@ -227,7 +233,7 @@ def test_several_runs_in_one_process_also_in_a_thread_and_after_one_that_is_refu
     out, err = (process := scripts.start(str(script))).communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
     assert [line for line in out.splitlines() if "ends with" in line] == ["first ends with 0", "second ends with 0"]
-    assert "num-learners=2: on Ray there is one" in out
+    assert "num-learners=2: 1 actors cannot be divided evenly" in out
     assert not (scripts.runs_dir / "runs/refused").exists()
 
 
@@ -249,9 +255,9 @@ def start_node(tmp_path, monkeypatch, scripts):
     """Starts nodes with `python -m a3c_mp.cluster`, with one place each; `start_node.address` is that of the head."""
     monkeypatch.setenv("A3C_MP_HOME", str(tmp_path / "home"))
 
-    def start(command, *flags):
+    def start(command, *flags, **popen):
         where = ["--port", start.address.partition(":")[2]] if command == "head" else [start.address]
-        node = scripts.start("a3c_mp.cluster", command, *where, "--num-cpus", "1", *flags)
+        node = scripts.start("a3c_mp.cluster", command, *where, "--num-cpus", "1", *flags, **popen)
         line = node.stdout.readline()
         assert "cluster at" in line, node.communicate()
         return node
@@ -288,6 +294,44 @@ def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, start_node
     done = end(scripts, trainer)
     assert done.code == 143
     assert done.config["args"]["address"] == start_node.address
+
+
+@SLOW
+def test_two_trainers_on_two_nodes_have_the_weights_of_two_in_chapter_4_also_where_one_is_killed(scripts, start_node):
+    flags = [*TWO_LEARNERS, "--deterministic", "--total-steps", "6000"]
+    start_node("head")
+    second = start_node("join")
+    trainer = scripts.train(RAY_IMPALA, *flags, "--address", "auto")
+    scripts.wait_for_game(trainer)
+    (peer,) = ray_of(second.pid, "ray::RayLearner")
+    assert open_to([peer, psutil.Process(trainer.pid)]) == {"127.0.0.1"}
+    peer.kill()
+    died = f"learner 1 (pid {peer.pid}) at 127.0.0.1 died; all learners end, because they take every step together"
+    scripts.wait_for("r", f"run.log:{died}; restart 1 of 5", trainer)
+    done = scripts.finish(trainer, "r", timeout=300)
+    assert done.code == 0, done.err
+    alone = scripts.run(IMPALA, *flags, name="alone")
+    assert done.summary["weights_sha256"] == alone.summary["weights_sha256"]
+
+
+@SLOW
+def test_trainers_of_two_machines_connect_where_their_nodes_do(scripts, start_node, cable):
+    """Each has its share of the replay shards."""
+    start_node.address = f"10.231.7.1:{free_port()}"
+    start_node("head", "--host", "10.231.7.1")
+    cable("-n a3c-test link set lo up")
+    second = start_node("join", prefix=["ip", "netns", "exec", "a3c-test"])
+    trainer = start_learning(scripts, RAY_DQN, *LONG, "--address", "auto", "--num-learners", "2")
+    (peer,) = ray_of(second.pid, "ray::RayLearner")
+    peer.kill()
+    died = f"learner 1 (pid {peer.pid}) at 10.231.7.2 died; all learners end, because they take every step together"
+    scripts.wait_for("r", f"run.log:{died}; restart 1 of 5", trainer)
+    path = scripts.runs_dir / "runs/r/episodes.csv"
+    games = len(path.read_text().splitlines())
+    scripts.wait_until(lambda: len(path.read_text().splitlines()) > games + 50, trainer)
+    done = end(scripts, trainer)
+    assert done.code == 143, done.err
+    assert done.summary["updates"] > 0
 
 
 @SLOW

@@ -42,7 +42,7 @@ from a3c_mp.cluster.ray_worker import Packer, RayWorker
 from a3c_mp.cluster.remote_replay import CONTINUED, Outbox, RemoteReplay, ReplayShard, ReplaySpec
 from a3c_mp.cluster.session import Session
 from a3c_mp.data.rollout import rollout_spec
-from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.errors import ConfigError, PeerLost, WorkerError
 from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.replay import EnvStep, Writer
 from a3c_mp.run.preflight import probe_env
@@ -243,6 +243,23 @@ def test_a_shard_that_is_killed_is_replaced_by_an_empty_one(make_replay, session
     session.ray.kill(replay.shards[0])
     assert (replay.next().ids % 2 == 1).all(), "all of it is of the other shard"
     assert tape.messages == ["replay shard 0 died; its 7 transitions are lost, an empty one is started"]
+
+
+def test_one_of_several_learners_repeats_its_last_batch_where_all_of_its_shards_are_lost(make_replay, session):
+    """All learners take as many batches in a round, and no shard may get priorities of rows that it has not."""
+    replay = make_replay(lambda number: shard_of(9, number), 1, repeats=True)
+    replay.totals[:], before = 1.0, session.ray.get(replay.shards[0].sample.remote(0))[1]
+    last = replay.next()
+    replay.totals[:] = 0.0
+    again = replay.next()
+    assert torch.equal(again.obs, last.obs)
+    replay.update(again.ids, torch.ones(len(again.ids)))
+    assert session.ray.get(replay.shards[0].sample.remote(0))[1] == before
+    replay.update(last.ids, torch.ones(len(last.ids)))
+    assert session.ray.get(replay.shards[0].sample.remote(0))[1] != before, "ids of a batch of its own count"
+    lost = make_replay(lambda number: shard_of(0, number), 1, repeats=True)
+    with pytest.raises(PeerLost, match="before its first batch"):
+        lost.next()
 
 
 def test_a_shard_that_is_stuck_is_killed_and_replaced(make_replay, session, monkeypatch):

@@ -112,7 +112,7 @@ def test_nothing_is_said_of_one_that_repeats_itself_or_raises(env_id):
 @pytest.mark.parametrize("num_learners", [1, 2])
 @pytest.mark.parametrize("eval_every", [0, 1000])
 def test_every_process_besides_the_first_learner_takes_memory(num_learners, eval_every, monkeypatch):
-    args = SimpleNamespace(local_actors=6, num_learners=num_learners, eval_every=eval_every, actors_flag="num-actors")
+    args = SimpleNamespace(local_actors=6, local_learners=num_learners, eval_every=eval_every, actors_flag="num-actors")
     needed = (6 + num_learners - 1 + (eval_every > 0)) * limits.ACTOR_BYTES
     monkeypatch.setattr(limits, "free_memory", lambda: needed)
     check_limits(args)

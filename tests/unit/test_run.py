@@ -208,7 +208,7 @@ def test_the_log_says_which_learning_rate_a_run_ends_with_and_where_rewards_are_
 )
 def test_a_run_on_a_gpu_says_how_many_actors_would_use_the_cores(cores, num_learners, suggested, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    args = SimpleNamespace(local_actors=2, actors_flag="num-actors", num_learners=num_learners)
+    args = SimpleNamespace(local_actors=2, actors_flag="num-actors", local_learners=num_learners)
     text = f"; of {cores} cores most are idle, --num-actors {suggested} would use them" if suggested else ""
     assert note_on_cores(args) == text
 
