@@ -155,7 +155,7 @@ def check_replay_memory(replay_size: int, needed: int) -> None:
         raise ConfigError("replay-size", replay_size, why, "lower --replay-size")
 
 
-def check_learners(args: Any) -> None:
+def check_learners(args: typing.Any) -> None:
     """Raise ConfigError unless all learners get the same number of actors, and with CUDA a GPU each."""
     num_learners = args.num_learners
     if args.num_actors % num_learners:
