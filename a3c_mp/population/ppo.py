@@ -39,7 +39,8 @@ class Args(settings.Args, PPOArgs):
     gene_table: ClassVar = {
         **{name: GENES[name] for name in (*COMMON, "update_epochs", "clip_ratio", "entropy_coef")},
         "learning_rate": Gene(1e-5, 1e-2),
-        "batch_size": Gene(32, 512, integer=True),
+        "batch_size": Gene(32, 256, integer=True),
+        "update_epochs": Gene(2, 20, integer=True),
     }
     continuous: ClassVar = {**PPOArgs.continuous, "generation_steps": 16_384}
     vectors: ClassVar = VECTORS
