@@ -101,25 +101,26 @@ def cost(row: Row) -> str:
     return f"{wall / 60:.1f} min, {steps / 1e6:.2f}M steps ({seeds})"
 
 
-def presets_of(rows: Iterable[Row]) -> list[Row]:
-    """The rows of the README's table: today's presets, on the machine that has most of them."""
+def presets_of(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+    """The rows of today's presets on the machine that has most of them, and those of other machines."""
     found = [row for row in rows if not row.settings and row.env_id in GOALS and row.chapter in CHAPTERS]
     machine = statistics.mode(row.machine for row in found) if found else ""
-    return [row for row in found if row.machine == machine]
+    return [row for row in found if row.machine == machine], [row for row in found if row.machine != machine]
 
 
 def chapter_table(rows: Iterable[Row]) -> str:
     """The README's table: a line for each chapter, when to use it, and a column for each goal."""
-    shown = presets_of(rows)
+    shown, others = presets_of(rows)
     if not shown:
         return ""
-    cells = {(row.chapter, row.env_id): cost(row) for row in shown}
+    elsewhere = {(row.chapter, row.env_id): f"{cost(row)} *" for row in sorted(others, key=lambda row: row.date)}
+    cells = elsewhere | {(row.chapter, row.env_id): cost(row) for row in shown}
     lines = [["chapter", "use it when", *GOALS.values()], ["---"] * (2 + len(GOALS))]
     for chapter, text in CHAPTERS.items():
         lines.append([*text, *(cells.get((chapter, game), "-") for game in GOALS)])
     dates = sorted(row.date[:10] for row in shown)
     about = f"Medians on {shown[0].machine}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
-    about += " Other machines, every file: [results](docs/results.md)."
+    about += " *: on another machine. All files: [results](docs/results.md)."
     return "\n".join([*map(markdown_line, lines), "", about])
 
 
@@ -261,7 +262,7 @@ def main() -> int:
     rows = rows_of(results)
     put(args.readme, chapter_table(rows))
     put(args.page, "\n\n".join([main_table(rows), *throughput_tables(results)]))
-    if shown := presets_of(rows):
+    if shown := presets_of(rows)[0]:
         draw(args.curves, shown)
     if scored := best_scores(result for result in results if result["kind"] == "games"):
         put(args.page, "\n\n".join(map(games_table, scored)), "games")
