@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from harness import BUSY_SECONDS, IMPALA, ROOT
+from harness import BUSY_SECONDS, IMPALA, ROOT, default_signals
 
 import a3c_mp
 from a3c_mp import wrappers
@@ -136,7 +136,8 @@ def test_a_run_ends_with_the_program_that_started_it(chapter, scripts, signum, t
     program = "import a3c_mp; a3c_mp.train('my_chapter.py', how='wait')"
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}  # a killed program leaves a temporary folder
-    process = subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.DEVNULL)
+    flags = {"env": env, "stderr": subprocess.DEVNULL, "preexec_fn": default_signals}
+    process = subprocess.Popen([sys.executable, "-c", program], **flags)
     try:
         scripts.wait_until((tmp_path / "r/pid").exists, process)
         process.send_signal(signum)
