@@ -60,8 +60,7 @@ def run_task(
         nodes = start_nodes(
             pipeline, (args,), roles_of(args, learner, evaluator),
             limits={"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds},
-            listen=args.listen, log=run.log, is_interrupted=run.is_interrupted,
-            joining=("collector", "evaluator"), key_file=args.key_file,
+            listen=args.listen, log=run.log, is_interrupted=run.is_interrupted, key_file=args.key_file,
             greeting={"args": settings, "run": secrets.token_hex(8), "layout": layout},
             accepts=(*FROM_COLLECTORS, *FROM_EVALUATORS, FINISH),
             max_connections=STRANGERS + 2 * args.remote_actors + 16,  # as many machines as collectors, and evaluators

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from torch import Tensor
@@ -31,13 +32,14 @@ SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
 ALONE_SECONDS = 10.0  # without a collector, until a line of the log says so
 
 
-class Pool:
+class Pool(Closing):
     """The learner's end of its collectors; arguments as of `Workers`."""
 
     def __init__(
         self, num_workers: int, *, states: StateSource, options: WorkerOptions,
         on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
+        super().__init__()
         self.ledger = SlotLedger(num_workers, options)
         self.states, self.on_restart = states, on_restart
         self.seed_keys: list[tuple[int, ...]] = [()] * num_workers  # of their channels
@@ -47,7 +49,7 @@ class Pool:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        pass
+        self.close()
 
     def prepare(self, worker: int) -> Any:
         """Called before a collector of this machine starts; returns the state that it continues from."""
@@ -135,9 +137,8 @@ class NodePool(Pool):
 
     Args:
         num_local: collectors of this machine.
-        slots: of all collectors; data of those of other machines is copied into them.
-        weights: sent to collectors of other machines.
-        check: raises WireError if what one of them has sent, (payload, fields), cannot be used.
+        slots, weights: of all collectors; data of other machines is copied into the slots, weights are sent there.
+        check: raises WireError if what such a machine has sent, (payload, fields), cannot be used.
     """
 
     node: FirstNode
@@ -180,7 +181,7 @@ class NodePool(Pool):
         self._set_name(worker, None)
 
     def _set_name(self, worker: int, name: str | None) -> None:
-        """Another node fills the slots of a collector from now on, or none."""
+        """Have another node fill the slots of a collector from now on, or none."""
         self._names[worker] = name
         self.ledger.forget(worker)
 
@@ -262,10 +263,6 @@ class LocalPool(Pool):
         super().__init__(num_workers, options=replace(options, in_order=True), **others)
         self.channels = [LocalChannel(self, worker) for worker in range(num_workers)]
 
-    def __exit__(self, *exc: object) -> None:
-        for channel in self.channels:
-            channel.close()
-
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         return [] if should_stop() else self.ledger.take(size)
 
@@ -274,27 +271,17 @@ class LocalPool(Pool):
             self.channels[message.worker].tokens.append(self.ledger.give(message, version))
 
 
-class LocalChannel(Closing):
+class LocalChannel:
     """A collector's end in the process of the learner."""
 
+    memory: Any = None
+
     def __init__(self, pool: LocalPool, worker: int):
-        super().__init__()
-        self.memory: Any = None
-        self.pool, self.worker, self.actor = pool, worker, worker
-        self.restored = pool.prepare(worker)
+        self.worker, self.actor, self.restored = worker, worker, pool.prepare(worker)
         self.seed_key, self.tokens = pool.seed_keys[worker], list(pool.ledger.given[worker])
+        self.send, self.closing = partial(pool.ledger.fill, worker), pool.closing
+        self.not_restored = partial(pool.forget_state, worker)
+        self.beat = self.starting = lambda: None
 
     def take(self) -> Token | None:
         return self.tokens.pop(0) if self.tokens else None
-
-    def send(self, slot: int, payload: Any) -> None:
-        self.pool.ledger.fill(self.worker, slot, payload)
-
-    def not_restored(self, reason: str) -> None:
-        self.pool.forget_state(self.worker, reason)
-
-    def beat(self) -> None:
-        pass
-
-    def starting(self) -> None:
-        pass

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import zmq
 
 from a3c_mp.task.endpoint import Endpoint, KeyPair, node_name
-from a3c_mp.task.sockets import Dialer, Frames, Listener
+from a3c_mp.task.sockets import Frames
 from a3c_mp.task.wire import JOINED, LEFT, Message, WireError, decode, encode
 
 BATCH = 500  # most messages of a socket in one look
@@ -94,12 +94,12 @@ class Router:
             return [port.socket.FD for port in self._ports]
 
     def send(self, event: str, *args: Any, to: str = "*") -> None:
-        """Send an event to the node of the name `to`, or to all that this one is connected to; from any thread.
+        """Send an event to the node `to`, or to all that this one is connected to, without waiting; from any thread.
 
-        Nodes that do not read are dropped, so this never waits for them. Raises TypeError and ValueError as `encode`.
+        Raises TypeError and ValueError as `encode`.
         """
         with self._lock:
-            if links := [(token, link) for token, link in self._links.items() if to in ("*", link.name)]:
+            if links := self._links_to(to):
                 frames = encode(event, args)
                 for token, link in links:
                     self._send(token, link, frames)
@@ -115,27 +115,26 @@ class Router:
     def allow(self, name: str, size: int) -> None:
         """Let so many bytes wait for or from a node of another machine, besides what any of them may have waiting."""
         with self._lock:
-            for token, link in self._links.items():
-                if link.name == name:
-                    link.port.allow(token, size)
+            for token, link in self._links_to(name):
+                link.port.allow(token, size)
 
     def record_fault(self, name: str) -> None:
         """Count a message of a node that is malformed or was not expected; one that sends many is cut off."""
         with self._lock:
-            for token, link in self._links.items():
-                if link.name == name:
-                    link.port.record_fault(token)
+            for token, link in self._links_to(name):
+                link.port.record_fault(token)
 
-    def _open(self, key: KeyPair | None) -> None:
-        """Bind, or connect."""
+    def _links_to(self, name: str) -> list[tuple[bytes, Link]]:
+        return [(token, link) for token, link in self._links.items() if name in ("*", link.name)]
+
+    def _open(self, key: KeyPair | None) -> None: ...  # bind, or connect
+    def _read(self) -> None: ...  # read what has arrived; then end the sessions of nodes that are gone
+    def _on_protocol(self, port: Any, token: bytes, event: str, args: list) -> None: ...  # of the other router
 
     def _send(self, token: bytes, link: Link, frames: Frames) -> None:
         link.port.send(token, frames)
 
-    def _read(self) -> None:
-        """Read what has arrived; then end the sessions of nodes that are gone."""
-
-    def _read_port(self, port: Listener | Dialer) -> bool:
+    def _read_port(self, port: Any) -> bool:
         """Handle what has arrived at a port; returns whether that was all."""
         arrived = list(itertools.islice(port.received(), BATCH))
         have_read_all = not port.has_more()
@@ -147,19 +146,14 @@ class Router:
                     if event.startswith("node."):
                         self._on_protocol(port, token, event, args)
                     elif sender is not None:  # else it is of a session that has ended
-                        self._check_event(port, event)
+                        if self.endpoint.accepts and not port.is_local and event not in self.endpoint.accepts:
+                            raise WireError(f"unexpected {event[:20]!r}")
                         self._received.append(Message(sender, event, args))
             except (WireError, ValueError, TypeError, zmq.Again) as error:
                 text = "message from a node that has not joined dropped" if sender is None else "message dropped"
                 self.log.warning(text, error if sender is None else f"{sender}: {error}")
                 port.record_fault(token)
         return have_read_all
-
-    def _check_event(self, port: Any, event: str) -> None:
-        """Raise WireError for an event that no node may send through a port."""
-
-    def _on_protocol(self, port: Any, token: bytes, event: str, args: list) -> None:
-        """Handle an event of the router at the other end."""
 
     def _begin(self, token: bytes, link: Link) -> None:
         self._links[token] = link

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -43,16 +43,11 @@ class Role:
     labels: tuple[str, ...] = ()  # besides "node.0", ...
     flag: str = "n_parallel_workers"  # that says how many such nodes there are; they share a restart budget
     niceness: int = 0
-    needs_result: bool = False
-    """an exception is final unless the node has reported a result before: a restart would not help"""
-    prepare: Callable[[], Any] = lambda: None
-    """makes what the node is given as `node.setup`; called before each start"""
-    on_restart: Callable[[str], Any] = print
-    """gets what happened, before the node is replaced"""
-    on_lost: Callable[[WorkerError], Any] | None = None
-    """gets the error that the node is given up for, and the task goes on; without it, the error ends the task"""
-    args: tuple[Any, ...] = ()
-    """arguments of `main` in this node, after those that all nodes get"""
+    needs_result: bool = False  # as of `Child`
+    prepare: Callable[[], Any] = lambda: None  # makes `node.setup`; called before each start
+    on_restart: Callable[[str], Any] = print  # gets what happened, before the node is replaced
+    on_lost: Callable[[WorkerError], Any] | None = None  # as of `Child`
+    args: tuple[Any, ...] = ()  # of `main` in this node, after those that all nodes get
 
 
 def supervise(
@@ -67,12 +62,10 @@ def supervise(
     beats = shared_counters(len(roles) + 1)[:-1]  # there is no empty shared memory
 
     def launch(index: int) -> tuple[Any, connection.Connection]:
-        role = roles[index]
-        pipe, child_end = mp.Pipe(duplex=False)
+        role, (pipe, child_end) = roles[index], mp.Pipe(duplex=False)
         with child_end:  # the child has a copy; with this one closed, its death reads as an end of file
             node_args = endpoints[index], beats[index : index + 1], role.niceness, role.prepare()
-            name = role.name.replace(" ", "-")
-            run_args = main, (*args, *role.args), node_args, child_end
+            run_args, name = (main, (*args, *role.args), node_args, child_end), role.name.replace(" ", "-")
             return start_child(run_node, run_args, name=name, daemon=True, group=True), pipe
 
     def on_message(index: int, report: tuple) -> None:
@@ -88,10 +81,7 @@ def supervise(
         elif refusal is not None:
             raise refusal
 
-    children = [
-        Child(role.name, partial(launch, index), role.flag, role.on_lost, role.needs_result)
-        for index, role in enumerate(roles)
-    ]
+    children = [Child(r.name, partial(launch, n), r.flag, r.on_lost, r.needs_result) for n, r in enumerate(roles)]
     supervisor = Supervisor(
         children, beats, on_message=on_message, on_restart=lambda index, text: roles[index].on_restart(text), **limits
     )
@@ -130,12 +120,7 @@ def start_nodes(
 ) -> Iterator[FirstNode]:  # fmt: skip
     """Start nodes on this machine, of which this process is node 0; replace those that fail, and end all of them.
 
-    Args:
-        main, args: each of the others is a process that runs `main(node, *args)`.
-        roles: of nodes 0, 1, ...
-        limits: as of `supervise`.
-        log: for what other nodes do wrong.
-        listen, settings: as of `local_endpoints`.
+    Arguments are those of `supervise`, `Router` and `local_endpoints`; `roles` are those of nodes 0, 1, ...
     """
     labels = [role.labels for role in roles]
     with ExitStack() as stack:
@@ -231,9 +216,9 @@ def runner(
         raise ConfigError("n_parallel_workers", n_parallel_workers, why, "raise it")
     if listen is not None and attach_to is not None:
         raise ConfigError("attach-to", attach_to, "a node that joins does not listen", "leave listen out")
-    roles = [Role(f"node {number}") for number in range(n_parallel_workers)]
-    for number, own in enumerate(labels):
-        roles[number] = replace(roles[number], labels=(own,) if isinstance(own, str) else tuple(own))
+    all_labels = [(own,) if isinstance(own, str) else tuple(own) for own in labels]
+    all_labels += [()] * (n_parallel_workers - len(labels))
+    roles = [Role(f"node {number}", own) for number, own in enumerate(all_labels)]
     limits = {"max_restarts": max_restarts, "hang_seconds": middleware_seconds, "hang_setting": "middleware_seconds"}
     limits["stopped_seconds"] = hang_seconds
     key = None if key_file is None else Path(key_file)
@@ -248,9 +233,8 @@ def runner(
                 first = Endpoint(dials=attach_to, labels=roles[0].labels, key_file=key)
                 with Spoke(first) as router, join_nodes(*others_run, roles[1:], router, print, limits) as node:
                     return main(node, *args)
-            settings: dict[str, Any] = {"listen": listen, "key_file": key, "greeting": {"run": secrets.token_hex(8)}}
-            settings["max_waiting"] = MAX_WAITING
-            with start_nodes(*others_run, roles, limits=limits, **settings) as node:
+            own: dict[str, Any] = {"key_file": key, "greeting": {"run": token_hex(8)}, "max_waiting": MAX_WAITING}
+            with start_nodes(*others_run, roles, limits=limits, listen=listen, **own) as node:
                 node.handle(JOINED, joined.add)
                 while not (others <= joined or node.finishing):
                     node.wait()

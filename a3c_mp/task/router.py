@@ -64,10 +64,7 @@ class Hub(Router):
             self._dropped[token] = link.port
 
     def _read(self) -> None:
-        lost = []
-        if time.monotonic() - self._probed > PROBE_SECONDS:
-            self._probed = time.monotonic()
-            lost = self._find_lost()
+        lost = self._find_lost() if time.monotonic() - self._probed > PROBE_SECONDS else []
         for port in self._ports:
             while port.warnings:
                 self.log.warning(*port.warnings.popleft())
@@ -78,7 +75,7 @@ class Hub(Router):
 
     def _find_lost(self) -> list[bytes]:
         """Tokens of the sessions that have ended; what has arrived in them can still be read."""
-        lost = []
+        self._probed, lost = time.monotonic(), []
         # zmq does not report the end of a session, but an empty message to a node that is gone fails.
         for token, link in self._links.items():
             with suppress(zmq.Again):  # it does not read, and is dropped with the next real message
@@ -89,10 +86,6 @@ class Hub(Router):
                 port.send(token, encode(DROPPED, []))
                 del self._dropped[token]
         return lost
-
-    def _check_event(self, port: Listener, event: str) -> None:
-        if not port.is_local and self.endpoint.accepts and event not in self.endpoint.accepts:
-            raise WireError(f"unexpected {event[:20]!r}")
 
     def _on_protocol(self, port: Listener, token: bytes, event: str, args: list) -> None:
         """Let a node in, at its hello."""

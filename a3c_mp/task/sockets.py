@@ -61,14 +61,10 @@ class _Port:
         """Whether a message has arrived."""
         return _has_more(self.socket)
 
-    def admit(self, token: bytes, name: str) -> None:
-        """The session is that of a node from now on."""
-
-    def allow(self, token: bytes, size: int) -> None:
-        """So many bytes may wait in a session, besides those that any node may have waiting."""
-
-    def record_fault(self, token: bytes) -> None:
-        """Count a malformed or unexpected message of a session."""
+    # Of a `LimitedListener`:
+    def admit(self, token: bytes, name: str) -> None: ...  # the session is that of a node from now on
+    def allow(self, token: bytes, size: int) -> None: ...  # so many bytes may wait, besides those that any node may
+    def record_fault(self, token: bytes) -> None: ...  # count a malformed or unexpected message of the session
 
     def _messages(self) -> Iterator[Frames]:
         while _has_more(self.socket):
