@@ -6,17 +6,18 @@ import math
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
+
+import torch
 
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import Closing
 from a3c_mp.processes.spawn import STARTING
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, WAIT_SECONDS, Supervisor
 from a3c_mp.task.endpoint import check_tcp, number_of
-from a3c_mp.task.mailbox import Mailbox
 from a3c_mp.task.router import Router, Spoke
 from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
 
@@ -26,6 +27,56 @@ something; (what, value, why, fix) of a ConfigError"""
 ALL_RUNS = 2**31  # number of the run that ends with the program
 GONE_SECONDS = 5.0  # a node that has joined ends when node 0's machine has refused connections for so long
 PROBE_SECONDS = 1.0  # between two attempts to find out why node 0 does not answer, and the longest of them
+PENDING = 1000  # most messages in a mailbox
+PENDING_BYTES = 256 * 2**20  # of their tensors and texts; a message with more waits only while no other one does
+
+
+class Mailbox:
+    """Messages by event, in order of arrival, of limited number and size.
+
+    Where there are too many, the oldest of the event that takes most of the room are dropped: a flood of one event
+    displaces no other one.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[str, deque[Message]] = {}
+        self._bytes: Counter[str] = Counter()
+
+    def add(self, message: Message) -> str | None:
+        """Add a message; returns the event of which others were dropped for it."""
+        self._messages.setdefault(message.event, deque()).append(message)
+        self._bytes[message.event] += size_of(message.args)
+        dropped = None
+        while (number := sum(map(len, self._messages.values()))) > 1:
+            if number > PENDING:
+                dropped = max(self._messages, key=lambda event: len(self._messages[event]))
+            elif self._bytes.total() > PENDING_BYTES:
+                dropped = max(self._messages, key=lambda event: self._bytes[event])
+            else:
+                break
+            self.take(dropped)
+        return dropped
+
+    def take(self, event: str) -> Message | None:
+        """Remove and return the oldest message of an event; None if there is none."""
+        if event not in self._messages:
+            return None
+        message = self._messages[event].popleft()
+        self._bytes[event] -= size_of(message.args)
+        if not self._messages[event]:
+            del self._messages[event], self._bytes[event]
+        return message
+
+
+def size_of(value: Any) -> int:
+    """Bytes of the tensors and texts in a value that has arrived."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(size_of, value)) + sum(map(size_of, value.values()))
+    if isinstance(value, list):
+        return sum(map(size_of, value))
+    return len(value) if isinstance(value, str) else 8
 
 
 class Node(Closing):
