@@ -37,7 +37,7 @@ from a3c_mp.task.exchange import FROM_COLLECTORS, LocalChannel, LocalPool, NodeC
 from a3c_mp.task.limits import STRANGERS
 from a3c_mp.task.node import Node
 from a3c_mp.task.parallel import Role, run_joined_nodes, start_nodes
-from a3c_mp.task.router import Spoke
+from a3c_mp.task.router import UNFIT, Spoke
 from a3c_mp.task.wire import FINISH, WireError
 
 
@@ -168,7 +168,9 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
             net = make_actor_critic(*probe_env(theirs.env_id), theirs.net_spec)
             _, differs = differences(layout_of(theirs.env_id, net), router.greeting["layout"])
             if differs:
-                router.report_unfit(f"it has {differs}")
+                router.send(UNFIT, f"it has {differs}")
+                why, fix = f"this node is refused: it has {differs}", "install the same versions"
+                raise ConfigError("attach-to", args.attach_to, why, fix)
             if router.differs:
                 log.warning(f"this node has {router.differs}; as a rule that makes no difference")
             log.info(f"{number} {args.role}{'s' * (number > 1)} for the task on {theirs.env_id} at {args.attach_to}")

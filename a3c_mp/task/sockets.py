@@ -9,9 +9,10 @@ another one has a socket and a token of its own, so nothing that was sent in the
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,20 @@ RECONNECT_SECONDS = 0.5  # shortest time between two attempts to connect
 FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 ENDED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED  # of a connection, or of an attempt to connect
 Frames = list[Any]  # bytes and zmq frames, without the routing id
+
+
+class RateLimitedLog:
+    """Logs warnings that other nodes can cause without end: the 1st, 2nd, 4th, 8th, ... time."""
+
+    def __init__(self, log: logging.Logger):
+        self._log = log
+        self._counts: Counter[str] = Counter()
+
+    def warning(self, text: str, detail: object = "") -> None:
+        """Count a warning. What differs each time, such as the words of another node, is its `detail`, in one line."""
+        self._counts[text] += 1
+        if (total := self._counts[text]).bit_count() == 1:
+            self._log.warning(f"{text} ({total} so far)" + (f": {str(detail)!r:.200}" if detail else ""))
 
 
 class _Port:
@@ -82,7 +97,6 @@ class Listener(_Port):
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None = None):
         super().__init__(context, zmq.ROUTER)
-        self.warnings: deque[tuple[str, str]] = deque(maxlen=1000)  # (text, detail) to be logged
         self.socket.router_mandatory = True  # sending to a node that is gone is an error, not silence
         try:
             self._bind(context, address, key)

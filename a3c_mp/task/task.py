@@ -14,9 +14,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task.context import Context, SharedValues
 from a3c_mp.task.endpoint import Endpoint, node_name
-from a3c_mp.task.middleware import Middleware, Step, StepTimer, forward_beside, name_of
+from a3c_mp.task.middleware import Context, Middleware, SharedValues, Step, StepTimer, forward_beside, name_of
 from a3c_mp.task.node import Node
 from a3c_mp.task.router import Hub
 from a3c_mp.task.wire import FINISH, JOINED, encode
