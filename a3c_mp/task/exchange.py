@@ -202,7 +202,7 @@ class NodePool(Pool):
         is_local, is_known = worker < self.num_local, self._names[worker] == sender
         if not is_local and is_known:
             raise WireError("it has its tokens")
-        if is_local and is_known:
+        if is_known:
             text = f"collector {worker} was cut off and is back; its rollout is lost"
             self.on_restart(WorkerEvent(worker, text, replaced=False))
         elif not is_local:
@@ -225,23 +225,19 @@ class NodePool(Pool):
         if sender not in self._names:  # of a process that is lost: its successor fills the slot again
             self.node.router.record_fault(sender)
             return
-        worker = self._names.index(sender)
-        if slot != self.ledger.due(worker):
+        if slot != self.ledger.due(worker := self._names.index(sender)):
             raise WireError(f"slot {slot} is not the one that it is to fill")
         if worker >= self.num_local:
-            self._copy(slot, fields)
-            self.check(payload, self.slots[slot])
+            places = self.slots[slot]
+            if not isinstance(fields, dict) or fields.keys() != places.keys():
+                raise WireError("its fields are not those of a slot")
+            for name, place in places.items():
+                field = fields[name]
+                if not isinstance(field, Tensor) or (field.shape, field.dtype) != (place.shape, place.dtype):
+                    raise WireError(f"field {name} is not {place.dtype} {list(place.shape)}")
+                place.copy_(field)
+            self.check(payload, places)
         self.ledger.fill(worker, slot, payload)
-
-    def _copy(self, slot: int, fields: Any) -> None:
-        places = self.slots[slot]
-        if not isinstance(fields, dict) or fields.keys() != places.keys():
-            raise WireError("its fields are not those of a slot")
-        for name, place in places.items():
-            field = fields[name]
-            if not isinstance(field, Tensor) or (field.shape, field.dtype) != (place.shape, place.dtype):
-                raise WireError(f"field {name} is not {place.dtype} {list(place.shape)}")
-            place.copy_(field)
 
     def _on_left(self, sender: str) -> None:
         if sender in self._names[self.num_local :]:
@@ -250,10 +246,9 @@ class NodePool(Pool):
             self.on_restart(WorkerEvent(worker, f"collector {worker} left ({sender})", replaced=False, left=True))
 
     def _on_not_restored(self, sender: str, reason: str) -> None:
-        if sender in self._names[: self.num_local]:
-            self.forget_state(self._names.index(sender), reason)
-        else:
+        if sender not in self._names[: self.num_local]:
             raise WireError("it is of another machine")
+        self.forget_state(self._names.index(sender), reason)
 
 
 class LocalPool(Pool):

@@ -82,10 +82,8 @@ def size_of(value: Any) -> int:
 class Node(Closing):
     """One process of a task: its messages to the other nodes, and its labels; `Task(router=node)` uses it.
 
-    Args:
-        setup: what node 0 has prepared for this node; see `Role.prepare`.
-        beat: counts a heartbeat of this process; called with each look at messages.
-        report: sends kind and contents of a report to the process that has started this one.
+    `setup` is what `Role.prepare` has made, `beat` counts a heartbeat with each look at messages, `report` sends kind
+    and contents of a report to the process that has started this one.
     """
 
     def __init__(
@@ -118,10 +116,7 @@ class Node(Closing):
         self.report(REPORT_REFUSAL, error.what, str(error.value), error.why, error.fix)
 
     def begin_run(self) -> int:
-        """Begin to run a task, for the first time or again; returns the number of the run, the same one at all nodes.
-
-        A run ends where other nodes have ended theirs of the same number.
-        """
+        """Begin to run a task, until another node ends its run of the same number; returns that number."""
         self._run += 1
         self.finishing = self._ended_run >= self._run
         return self._run
@@ -129,8 +124,8 @@ class Node(Closing):
     def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:
         """Have an event handled by `handler(sender, *args)`, as this node looks at its messages.
 
-        A task looks before each middleware. Events that arrive before they have a handler wait for it, in a `Mailbox`.
-        Malformed ones are dropped with a warning: their arguments have other types, or the handler raises WireError.
+        Events that arrive before they have a handler wait for it. Malformed ones are dropped with a warning: their
+        arguments have other types, or the handler raises WireError.
         """
         with self._lock:
             self._handlers.setdefault(event, []).append((handler, types))
@@ -158,10 +153,9 @@ class Node(Closing):
             self.look()
 
     def wait_for(self, event: str, seconds: float = math.inf) -> Message | None:
-        """Return the oldest event of this name that has not been returned yet, and wait for it if there is none.
+        """Return the oldest event of this name, which has no handler, or wait for it; None once the task is to end.
 
-        For an event without a handler, which waits in a `Mailbox` whenever it arrives. Returns None once the task is
-        asked to end. Raises TimeoutError after `seconds`.
+        Raises TimeoutError after `seconds`.
         """
         assert event not in self._handlers, f"{event} has a handler, which gets it"
         deadline = time.monotonic() + seconds

@@ -39,12 +39,11 @@ class Task:
         self.async_mode, self.router = async_mode, router or Node(Hub(Endpoint()))
         own = ["distributed" if self.router.is_active else "standalone", *(["async"] if async_mode else [])]
         self.labels = (*own, self.router.name, *self.router.labels)
-        self.ctx = Context()
+        self.ctx = Context(-1)  # before the first iteration
         self.parallel_ctx = SharedValues(self._poll)
         self._thread = threading.get_ident()  # that looks at messages
         self._middleware: list[Step] = []
         self._timers: list[StepTimer] = []
-        self._has_run = False
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
         self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
@@ -93,24 +92,20 @@ class Task:
         """Run so many iterations, or until one sets `ctx.finish`, or another node ends the run.
 
         `ctx.finish` is true on the way back of the last iteration, whose context is returned; where another node has
-        ended the run, it is true as soon as this node has looked at its messages. An exception of a
-        middleware is raised unless an earlier one, suspended around it, handles it. A second call goes on where the
-        first one has ended: steps are counted on, and attributes that were kept are there.
+        ended the run, as soon as this node has looked at its messages. An exception of a middleware is raised unless an
+        earlier one, suspended around it, handles it. A second call goes on where the first one has ended.
         """
         assert self._middleware, "the task has no middleware"
         self._thread, run = threading.get_ident(), self.router.begin_run()
-        if self._has_run:
-            self.ctx = self.ctx.renew()
-        self._has_run = True
-        last_step = None if max_step is None else self.ctx.total_step + max_step - 1
+        last_step = None if max_step is None else self.ctx.total_step + max_step
         with ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
-            while True:
+            is_over = False
+            while not is_over:
+                self.ctx = self.ctx.renew()
                 self._iterate(threads, last_step)
                 for timer in self._timers:
                     timer.end_iteration(self.ctx.total_step)
-                if self.ctx.finish:
-                    break
-                self.ctx = self.ctx.renew()
+                is_over = self.ctx.finish
         if not self.router.finishing or self.router.name == node_name(0):  # which passes on what another one has ended
             self.router.send(FINISH, run)
         return self.ctx
@@ -138,7 +133,7 @@ class Task:
             self.ctx.finish = True
 
     def _poll(self) -> None:
-        """Look while a middleware waits, unless it runs in a thread: then this task's own thread looks meanwhile."""
+        """Look while a middleware waits, unless it runs in a thread: this task's own thread looks meanwhile."""
         if threading.get_ident() == self._thread:
             self.router.look()
 
