@@ -33,12 +33,9 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Dueli
     return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space))
 
 
-def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
-    return action_space
-
-
-def policy_state_spec(args: Args, action_space: gymnasium.Space) -> Spec:
-    return {}
+def stored(args: Args, action_space: gymnasium.Space) -> tuple[gymnasium.Space, Spec]:
+    """Return the space of actions in the replay, and shapes and dtypes of `Policy.fields`."""
+    return action_space, {}
 
 
 def make_optimizer(args: Args, net: nn.Module) -> torch.optim.Optimizer:
