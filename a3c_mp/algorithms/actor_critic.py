@@ -35,14 +35,11 @@ NORM_STEPS = 2
 class RolloutSetup(Setup):
     """What a learner of an actor-critic makes before its run: net, optimizer, and slots for what its actors send.
 
-    An actor sends `messages` for each rollout.
-
-    Raises:
-        ConfigError: the environment cannot be used, sizes are inconsistent, or memory is too small.
+    An actor sends `messages` for each rollout. Raises ConfigError if the environment cannot be used, sizes are
+    inconsistent, or memory is too small.
     """
 
-    slots_with_actors = False
-    """whether slots lie on the device that actors act on, else on the CPU"""
+    slots_with_actors = False  # whether slots lie on the device that actors act on, else on the CPU
 
     def __init__(self, args: Any, rank: int = 0, messages: int = 1):
         if getattr(args, "batch_size", 1) > args.unroll_length * args.num_envs:
@@ -110,9 +107,8 @@ def stats_of(rollout: Rollout, policy_lag: int) -> MessageStats:
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
     """Select the observations [N, *obs_shape] of [T + 1, B, *obs_shape] that update the observation statistics.
 
-    Images: `NORM_STEPS` of each environment, evenly spaced over the rollout. Vectors: all that are new. Games that
-    started together are in the same phase, so of the last steps alone the statistics would oscillate, and the policy
-    with them.
+    Images: `NORM_STEPS` of each environment, evenly spaced over the rollout: games that started together are in the
+    same phase, so of the last steps alone the statistics would oscillate. Vectors: all that are new.
     """
     num_steps, num_envs = obs.shape[0] - 1, obs.shape[1]
     if not image:

@@ -45,15 +45,10 @@ def make_optimizer(args: Args, net: nn.Module) -> torch.optim.Optimizer:
 
 
 class Policy:
-    """Epsilon-greedy policy of an actor, with one epsilon for each environment.
+    """Epsilon-greedy policy of an actor, with one epsilon for each environment; see `apex.ladder`.
 
-    Args:
-        args: the chapter's settings.
-        net: observations -> (q [B, A],); the caller loads new weights into it.
-        action_space: of one environment.
-        example: observations [B, *obs_shape].
-        actor: its number, which sets its epsilons (see `apex.ladder`).
-        restored: unused; this policy has no state to restore.
+    `net`, into which the caller loads new weights, is observations -> (q [B, A],); `example` are observations
+    [B, *obs_shape], `action_space` is that of one environment. This policy has no state that would be `restored`.
     """
 
     def __init__(

@@ -46,10 +46,8 @@ def run_task(
 ) -> int:
     """Run the nodes of a task, or join one that runs (`--attach-to`); return the exit code.
 
-    Every node runs `pipeline(node, args, memory, learner)`; only node 0 has a learner.
-
-    Raises:
-        ConfigError: settings contradict each other, an address cannot be bound, or a message would be too large.
+    Every node runs `pipeline(node, args, memory, learner)`; only node 0 has a learner. Raises ConfigError if settings
+    contradict each other, an address cannot be bound, or a message would be too large.
     """
     args = check_roles(args)
     if args.attach_to is not None:

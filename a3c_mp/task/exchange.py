@@ -63,10 +63,9 @@ class Pool(Closing):
 
 
 class NodeChannel:
-    """A collector's end: tokens in, filled slots out.
+    """A collector's end: tokens in, filled slots out. `own` is its memory on another machine than the learner's.
 
-    `own` is its memory on another machine than the learner's: a slot that is sent, a copy of the weights. ConfigError
-    is raised if the learner has no place for it, also later: another one may take it while the connection is lost.
+    Raises ConfigError if the learner has no place for it, also later: another one may take it while the link is down.
     """
 
     worker = actor = 0  # until the learner sends them
@@ -133,12 +132,9 @@ class NodeChannel:
 
 
 class NodePool(Pool):
-    """Collectors that are nodes: worker i of this machine is node i + 1, those of other machines join.
+    """Collectors that are nodes: workers below `num_local` are nodes 1, 2, ... of this machine, others join.
 
-    Args:
-        num_local: collectors of this machine.
-        slots, weights: of all collectors; data of other machines is copied into the slots, weights are sent there.
-        check: raises WireError if what such a machine has sent, (payload, fields), cannot be used.
+    What those send is copied into the `slots`, if `check(payload, fields)` raises no WireError; they get the `weights`.
     """
 
     node: FirstNode

@@ -116,10 +116,8 @@ def name_of(fn: Middleware) -> str:
 class StepTimer:
     """Times middleware, both halves together, nested ones below those that run them: `task.use_wrapper(StepTimer())`.
 
-    Args:
-        print_per_step: print a table every so many iterations; 0 prints none.
-        log: called with the table.
-        record: called after each iteration with `time/task/<middleware>`, its seconds in that iteration.
+    `log` gets a table every `print_per_step` iterations (0: never), `record` after each one the seconds of each
+    middleware in it, as `time/task/<middleware>`.
     """
 
     def __init__(

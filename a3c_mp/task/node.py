@@ -32,10 +32,9 @@ PENDING_BYTES = 256 * 2**20  # of their tensors and texts; a message with more w
 
 
 class Mailbox:
-    """Messages by event, in order of arrival, of limited number and size.
+    """Events that have arrived and have no handler, in order of arrival, of limited number and size.
 
-    Where there are too many, the oldest of the event that takes most of the room are dropped: a flood of one event
-    displaces no other one.
+    Where there are too many, the oldest of the event that takes most of the room are dropped: it displaces no other.
     """
 
     def __init__(self) -> None:
@@ -222,8 +221,7 @@ class FirstNode(Node):
 class JoinedNode(FirstNode):
     """The first node of another machine, which has joined. It looks after the processes of the others there.
 
-    It waits for node 0 while the link is down, and ends when node 0 has. `log_line` is called when node 0 cannot be
-    reached, and when it can again.
+    It waits for node 0 while the link is down, which `log_line` gets to know, and ends when node 0 has.
     """
 
     def __init__(self, router: Spoke, supervisor: Supervisor, log_line: Callable[[str], Any]):

@@ -169,9 +169,7 @@ def run_joined_nodes(
 ) -> None:  # fmt: skip
     """Run nodes as `join_nodes`, until the task has ended; this process only looks after them.
 
-    Raises:
-        ConfigError: the task has no place for a node; one that has lost its place ends alone if there are others.
-        WorkerError: the task was killed, a node failed before its first result, or the restart budget is spent.
+    Raises ConfigError if the task has no place for a node; one that loses its place ends alone if there are others.
     """
 
     def on_report(child: Child, refusal: ConfigError | None) -> None:

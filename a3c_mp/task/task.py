@@ -25,14 +25,11 @@ MODES = "standalone", "distributed", "async"  # labels that a task has or has no
 
 
 class Task:
-    """Loop of middleware; to be used in a `with` block.
+    """Loop of middleware; to be used in a `with` block. `router` connects it to the tasks of other nodes.
 
-    Its labels are those of the node, its name, "standalone" or "distributed", and "async".
-
-    Args:
-        async_mode: the forward halves of an iteration run at the same time, each in a thread, and all have ended before
-            the way back begins. What one middleware sets, another can rely on in the next iteration only.
-        router: to the tasks of other nodes.
+    Its labels are those of the node, its name, "standalone" or "distributed", and "async": in `async_mode` the forward
+    halves of an iteration run at the same time, each in a thread, and all have ended before the way back begins. What
+    one middleware sets, another can rely on in the next iteration only.
     """
 
     def __init__(self, *, async_mode: bool = False, router: Node | None = None):
