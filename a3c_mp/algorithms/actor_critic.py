@@ -28,8 +28,7 @@ from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_memory, probe_env, set_up_torch
 from a3c_mp.wrappers import ActionScaling
 
-NORM_STEPS = 2
-"""images of each environment in a rollout that update the observation statistics: enough samples, at low cost"""
+NORM_STEPS = 2  # images of each environment in a rollout that update the statistics: enough samples, at low cost
 
 
 class RolloutSetup(Setup):

@@ -27,10 +27,8 @@ from a3c_mp.run.preflight import check_learners, check_memory, check_replay_memo
 from a3c_mp.run.progress import RunState
 from a3c_mp.wrappers import is_atari
 
-NORM_PERIOD = 16
-"""updates between two batches that update the observation statistics: enough samples, at low cost"""
-FRAMES = 4
-"""frames of a stacked Atari observation"""
+NORM_PERIOD = 16  # updates between two batches that update the observation statistics: enough samples, at low cost
+FRAMES = 4  # of a stacked Atari observation
 
 
 def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: int) -> np.ndarray:

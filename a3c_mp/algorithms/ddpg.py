@@ -27,8 +27,7 @@ from a3c_mp.run import evaluate
 from a3c_mp.wrappers import ActionScaling
 
 ACTIONS = Box
-AT_BOUND = 0.99
-"""absolute action from which on it is counted as one at its bound"""
+AT_BOUND = 0.99  # absolute action from which on it is counted as one at its bound
 
 
 def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGNet:

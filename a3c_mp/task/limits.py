@@ -205,9 +205,8 @@ class LimitedListener(Listener):
             poll.poll(1000 * (PERIOD_STRANGERS if has_strangers else PERIOD) if self._by_fd else 200)
             if not self._is_closing and self._lock.acquire(timeout=PERIOD):
                 try:
-                    if not self._is_closing:
-                        self._handle_events()
-                        self._check()
+                    self._handle_events()
+                    self._check()
                 finally:
                     self._lock.release()
 

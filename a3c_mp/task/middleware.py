@@ -177,14 +177,9 @@ class Step:
                 timer.add(path, time.perf_counter() - started)
 
     def _start(self, ctx: Context) -> GeneratorType | None:
+        """Call the middleware; returns the generator that is suspended at its `yield`, if it is one."""
         result = self.fn(ctx)
-        if not isinstance(result, GeneratorType):
-            return None
-        try:
-            next(result)
-        except StopIteration:  # it returned before its `yield`
-            return None
-        return result
+        return result if isinstance(result, GeneratorType) and next(result, self) is not self else None
 
 
 def forward_beside(

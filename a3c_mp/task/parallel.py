@@ -31,8 +31,7 @@ from a3c_mp.task.node import ALL_RUNS, REPORT_NAME, REPORT_REFUSAL, REPORT_RESUL
 from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.wire import FINISH, JOINED
 
-MAX_WAITING = 512 * 2**20
-"""bytes to and from nodes of other machines that may wait while node 0 of a `runner` computes"""
+MAX_WAITING = 512 * 2**20  # bytes to and from nodes of other machines that may wait while node 0 of a `runner` computes
 
 
 @dataclass(frozen=True)
