@@ -57,30 +57,26 @@ def check_roles(args: RoleArgs) -> RoleArgs:
 
     Raises ConfigError for settings that contradict each other, and for an invalid address or key.
     """
-    listens, attaches = args.listen is not None, args.attach_to is not None
+    listens, attaches, is_learner = args.listen is not None, args.attach_to is not None, args.role == "learner"
     nothing_joins = args.resume is None and not listens  # a resumed run may have listened before
     no_collector = args.num_actors == 0 and not (listens and args.remote_actors) and args.role != "evaluator"
-
-    def refuse(flag: str, is_refused: bool, why: str, fix: str) -> None:
+    has_key, has_places = args.key_file is not None and not attaches, args.remote_actors != RoleArgs.remote_actors
+    in_order, threads, alone = args.deterministic, args.async_mode, "a standalone task is one process"
+    for flag, is_refused, why, fix in (
+        ("role", attaches and is_learner, "the task to join has its learner", "use collector, or evaluator"),
+        ("role", not attaches and not is_learner, "the task would have no learner", "add --attach-to"),
+        ("listen", args.standalone and listens, alone, "leave --standalone out"),
+        ("attach-to", args.standalone and attaches, alone, "leave --standalone out"),
+        ("attach-to", listens and attaches, "a node that joins does not listen", "leave --listen out"),
+        ("num-actors", no_collector, "there would be no collector", "use 1 or more, or --listen for others"),
+        ("key-file", nothing_joins and has_key, "nothing is on TCP", "add --listen or --attach-to, or leave it out"),
+        ("remote-actors", nothing_joins and has_places, "no node can join", "add --listen, or leave it out"),
+        ("async-mode", threads and not args.standalone, "nodes run beside each other anyway", "add --standalone"),
+        ("async-mode", threads and in_order, "threads have no fixed order", "leave --deterministic out"),
+        ("listen", in_order and listens, "who joins, and when, has no fixed order", "leave --deterministic out"),
+    ):
         if is_refused:
             raise ConfigError(flag, getattr(args, flag.replace("-", "_")), why, fix)
-
-    is_learner = args.role == "learner"
-    refuse("role", attaches and is_learner, "the task to join has its learner", "use collector, or evaluator")
-    refuse("role", not attaches and not is_learner, "the task would have no learner", "add --attach-to")
-    for flag, is_given in (("listen", listens), ("attach-to", attaches)):
-        refuse(flag, args.standalone and is_given, "a standalone task is one process", "leave --standalone out")
-    refuse("attach-to", listens and attaches, "a node that joins does not listen", "leave --listen out")
-    refuse("num-actors", no_collector, "there would be no collector", "use 1 or more, or --listen for others")
-    has_key = args.key_file is not None and not attaches
-    refuse("key-file", nothing_joins and has_key, "nothing is on TCP", "add --listen or --attach-to, or leave it out")
-    has_places = args.remote_actors != RoleArgs.remote_actors
-    refuse("remote-actors", nothing_joins and has_places, "no node can join", "add --listen, or leave it out")
-    is_apart, in_order = not args.standalone, args.deterministic
-    refuse("async-mode", args.async_mode and is_apart, "nodes run beside each other anyway", "add --standalone")
-    fix = "leave --deterministic out"
-    refuse("async-mode", in_order and args.async_mode, "threads have no fixed order", fix)
-    refuse("listen", in_order and listens, "who joins, and when, has no fixed order", fix)
     if args.listen is not None:
         with Hub(Endpoint(binds=(args.listen,), key_file=args.key_file)):
             pass  # before anything else is started: it can be bound
