@@ -56,7 +56,19 @@ class RolloutSetup(Setup):
         layout = ActorLayout(action_space, args.unroll_length, state, args.slots_per_actor, messages)
         spec = self.slot_spec(args, net, obs_space, action_space)
         acting = choose_acting(args, net)
-        slots = allocate_slots(args, spec, device, acting.device, self.slots_with_actors)
+        if args.deterministic and args.slots_per_actor > 2:
+            why = "--deterministic keeps two versions of the weights, so at most two rollouts can be in flight"
+            raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
+        num_slots = args.max_actors // getattr(args, "num_learners", 1) * args.slots_per_actor
+        acts_on_gpu, pin_for = acting.device.type == "cuda", device if device.type == "cuda" else None
+        try:
+            if self.slots_with_actors and acts_on_gpu:
+                slots = Slots(spec, num_slots, acting.device)
+            else:  # pinned for a learner's net on a GPU, and for those of actors
+                slots = Slots(spec, num_slots, pin_for=pin_for, everywhere=acts_on_gpu)
+        except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
+            why, fix = one_line(error), "lower --num-actors, --num-envs or --unroll-length"
+            raise ConfigError("num-envs", args.num_envs, why, fix) from error
         super().__init__(net, make_optimizer(args, net), slots, layout, acting)
         self.return_stats = ReturnStats(args.gamma, args.max_actors, args.num_envs)
         self.saved = {"obs_stats": net.norm.stats, "return_stats": self.return_stats}
@@ -121,27 +133,6 @@ def spec_of_rollouts(
 ) -> Spec:
     """Return shapes and dtypes of a chapter's rollouts."""
     return rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, lstm_size, args.rollout_fields)
-
-
-def allocate_slots(
-    args: Any, spec: Spec, learning: torch.device, acting: torch.device, with_actors: bool = False
-) -> Slots:
-    """Allocate the slots of a learner's actors, pinned on the CPU for nets on a GPU, of the learner and of actors.
-
-    `learning` and `acting` are the devices of these nets; on the latter the slots lie if they are `with_actors`.
-    """
-    if args.deterministic and args.slots_per_actor > 2:
-        why = "--deterministic keeps two versions of the weights, so at most two rollouts can be in flight"
-        raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
-    num_slots = args.max_actors // getattr(args, "num_learners", 1) * args.slots_per_actor
-    try:
-        if with_actors and acting.type == "cuda":
-            return Slots(spec, num_slots, acting)
-        pin_for = learning if learning.type == "cuda" else None
-        return Slots(spec, num_slots, pin_for=pin_for, everywhere=acting.type == "cuda")
-    except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
-        why, fix = one_line(error), "lower --num-actors, --num-envs or --unroll-length"
-        raise ConfigError("num-envs", args.num_envs, why, fix) from error
 
 
 def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:

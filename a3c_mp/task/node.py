@@ -16,7 +16,7 @@ import torch
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import Closing
 from a3c_mp.processes.spawn import STARTING
-from a3c_mp.processes.supervisor import CLOSE_SECONDS, WAIT_SECONDS, Supervisor
+from a3c_mp.processes.supervisor import WAIT_SECONDS, Supervisor
 from a3c_mp.task.endpoint import check_tcp, number_of
 from a3c_mp.task.router import Router, Spoke
 from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
@@ -230,13 +230,6 @@ class JoinedNode(FirstNode):
         self._probed = time.monotonic()  # or connected
         self._refused_since: float | None = None
         self._is_lost = False  # which has been logged
-
-    def wait_for_others(self) -> None:
-        """Wait until the other nodes of this machine, or the whole task, have ended. Raises what `look` does."""
-        children = self.supervisor.children
-        while not all(child.is_done for child in children) and (self.router.peers or not self.finishing):
-            self.wait()
-        self.supervisor.await_own_end(CLOSE_SECONDS)
 
     def look(self) -> bool:
         """As `Node.look`. Raises WorkerError when node 0 was killed, or is that of another task."""

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
@@ -145,13 +145,12 @@ def join_nodes(
     log_line: Callable[[str], Any], limits: Mapping[str, Any],
     on_report: Callable[[Child, ConfigError | None], None] | None = None,
 ) -> Iterator[JoinedNode]:  # fmt: skip
-    """Start further nodes of this machine in the task that `router` has joined, and wait at the end for all of them.
+    """Start further nodes of this machine in the task that `router` has joined; wait at the end for them, or its own.
 
     Each is a process with a connection of its own; arguments as of `supervise`. Raises WorkerError where the task is
     killed, or a node here is given up.
     """
-    dials, key_file = router.endpoint.dials, router.endpoint.key_file
-    endpoints = [Endpoint(dials=dials, labels=role.labels, key_file=key_file) for role in roles]
+    endpoints = [replace(router.endpoint, labels=role.labels) for role in roles]
     supervisor = supervise(main, args, roles, endpoints, limits, on_report)
     node = JoinedNode(router, supervisor, log_line)
     with ExitStack() as stack:
@@ -159,7 +158,9 @@ def join_nodes(
         stack.callback(supervisor.stop)
         supervisor.start()
         yield node
-        node.wait_for_others()
+        while not all(child.is_done for child in supervisor.children) and (router.peers or not node.finishing):
+            node.wait()
+        supervisor.await_own_end(CLOSE_SECONDS)
 
 
 def run_joined_nodes(

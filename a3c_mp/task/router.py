@@ -189,24 +189,21 @@ class Hub(Router):
                 self._ports.append(Listener(self._context, address))
 
     def _read(self) -> None:
-        lost = self._find_lost() if time.monotonic() - self._probed > PROBE_SECONDS else []
+        lost = []
+        if time.monotonic() - self._probed > PROBE_SECONDS:
+            self._probed = time.monotonic()
+            # zmq does not report the end of a session, but an empty message to a node that is gone fails.
+            for token, link in self._links.items():
+                with suppress(zmq.Again):  # it does not read, and is dropped with the next real message
+                    if not link.port.send(token, [b""]):
+                        lost.append(token)
+            for token, port in list(self._dropped.items()):
+                with suppress(zmq.Again):
+                    port.send(token, encode(DROPPED, []))
+                    del self._dropped[token]
         have_read_all = [self._read_port(port) for port in self._ports]
-        for token in lost if all(have_read_all) else ():
+        for token in lost if all(have_read_all) else ():  # what has arrived before their end can still be read
             self._end(token)
-
-    def _find_lost(self) -> list[bytes]:
-        """Tokens of the sessions that have ended; what has arrived in them can still be read."""
-        self._probed, lost = time.monotonic(), []
-        # zmq does not report the end of a session, but an empty message to a node that is gone fails.
-        for token, link in self._links.items():
-            with suppress(zmq.Again):  # it does not read, and is dropped with the next real message
-                if not link.port.send(token, [b""]):
-                    lost.append(token)
-        for token, port in list(self._dropped.items()):
-            with suppress(zmq.Again):
-                port.send(token, encode(DROPPED, []))
-                del self._dropped[token]
-        return lost
 
     def _on_protocol(self, port: Listener, token: bytes, event: str, args: list) -> None:
         """Let a node in, at its hello."""

@@ -60,7 +60,13 @@ class Task:
         Raises ConfigError if no node has such a label, unless nodes that may join could have it.
         """
         if filter_labels is not None and not _match(filter_labels, self.labels):
-            self._check_filter(filter_labels)
+            known, given = self.router.known_labels if self.router.is_active else self.labels, ", ".join(filter_labels)
+            if known and not _match(filter_labels, (*known, *MODES)):
+                if not self.router.others_may_join:
+                    why = f"no node has such a label; there are {', '.join(known)}"
+                    raise ConfigError("filter-labels", given, why, "name one of these")
+                if self.router.name == node_name(0):
+                    self.router.log.warning(f"filter-labels={given}: waits for a node with such a label to join")
             return self
         self._middleware.append(Step(fn, name or name_of(fn), self._timers))
         return self
@@ -133,17 +139,6 @@ class Task:
         """Look while a middleware waits, unless it runs in a thread: this task's own thread looks meanwhile."""
         if threading.get_ident() == self._thread:
             self.router.look()
-
-    def _check_filter(self, patterns: Sequence[str]) -> None:
-        """Refuse a filter that no node of the task can match."""
-        known, given = self.router.known_labels if self.router.is_active else self.labels, ", ".join(patterns)
-        if not known or _match(patterns, (*known, *MODES)):
-            return
-        if not self.router.others_may_join:
-            why = f"no node has such a label; there are {', '.join(known)}"
-            raise ConfigError("filter-labels", given, why, "name one of these")
-        if self.router.name == node_name(0):
-            self.router.log.warning(f"filter-labels={given}: waits for a node with such a label to join")
 
     def _send_shared(self) -> None:
         """Send what has changed, also inside of a list or a tensor, and once a node has joined what was sent before."""
