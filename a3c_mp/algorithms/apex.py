@@ -239,11 +239,7 @@ def show_replay(run: Any, args: Args, limiter: RateLimiter, size: Callable[[], i
 
     Log it if a resumed run has to fill its replay again, and `why` a deterministic one then ends differently.
     """
-
-    def phase() -> str:
-        return "" if limiter.has_started else f"collecting {size():,}/{args.learning_starts:,}"
-
-    run.metrics.phase = phase
+    run.metrics.phase = lambda: "" if limiter.has_started else f"collecting {size():,}/{args.learning_starts:,}"
     if args.resume and not size():
         run.log.info(f"the replay is empty: learning starts once it holds {args.learning_starts:,} transitions")
         if args.deterministic:

@@ -90,8 +90,7 @@ class Args(ReplayArgs):
         return (self.epsilon if self.algo == "dqn" else self.noise) > 0
 
     @property
-    def blocks_in_flight(self) -> int:
-        """Blocks in flight for each actor."""
+    def blocks_in_flight(self) -> int:  # for each actor
         return 1 if self.deterministic else self.blocks_per_actor
 
     @property

@@ -88,18 +88,16 @@ def check_roles(args: RoleArgs) -> RoleArgs:
 
 def check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
     """Raise ConfigError if a rollout of fields `spec`, or the weights, are too large for a message."""
-
-    def check(setting: str, what: str, size: int, fix: str) -> None:
-        if size > MAX_TENSOR:
-            why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
-            raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fix)
-
     weights, another = net.state_dict(), "choose another, or use --standalone"
+    sizes = []
     if args.listen is not None:  # rollouts and all weights in one piece are sent to and from other machines only
         for name, (shape, dtype) in spec.items():
             size = math.prod(shape) * dtype.itemsize
-            check("num-envs", f"field {name} of a rollout", size, "lower it or --unroll-length")
-        check("env-id", "the weights", sum(value.nbytes for value in weights.values()), another)
+            sizes.append(("num-envs", f"field {name} of a rollout", size, "lower it or --unroll-length"))
+        sizes.append(("env-id", "the weights", sum(value.nbytes for value in weights.values()), another))
     if args.eval_every and not args.standalone:  # snapshots for the evaluator, to any node
-        for name, value in weights.items():
-            check("env-id", f"the weight {name}", value.nbytes, another)
+        sizes += [("env-id", f"the weight {name}", value.nbytes, another) for name, value in weights.items()]
+    for setting, what, size, fix in sizes:
+        if size > MAX_TENSOR:
+            why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
+            raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fix)

@@ -145,7 +145,7 @@ def join_nodes(
     log_line: Callable[[str], Any], limits: Mapping[str, Any],
     on_report: Callable[[Child, ConfigError | None], None] | None = None,
 ) -> Iterator[JoinedNode]:  # fmt: skip
-    """Start further nodes of this machine in the task that `router` has joined; wait at the end for them, or its own.
+    """Start further nodes of this machine in the task that `router` has joined, and wait until they, or the task, end.
 
     Each is a process with a connection of its own; arguments as of `supervise`. Raises WorkerError where the task is
     killed, or a node here is given up.

@@ -1,7 +1,5 @@
 """The two ends of connections: a `Listener` that nodes connect to, and a `Dialer` that connects to node 0.
 
-On TCP, where anyone can connect, the listener is a `LimitedListener`.
-
 Each connection is a session with a random token, which is its routing id. A session that ends does not come back:
 another one has a socket and a token of its own, so nothing that was sent in the old session arrives late.
 """
