@@ -66,14 +66,8 @@ def views_like(vector: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
 def copy_gradient(net: nn.Module, vector: Tensor) -> None:
     """Copy the gradient that `backward` left in `net` into a flat vector [P]; that of an unused parameter is 0."""
     parameters = list(net.parameters())
-    views, gradients = [], []
-    for view, parameter in zip(views_like(vector, parameters), parameters, strict=True):
-        if parameter.grad is None:
-            view.zero_()
-        else:
-            views.append(view)
-            gradients.append(parameter.grad)
-    torch._foreach_copy_(views, gradients)
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    torch._foreach_copy_(views_like(vector, parameters), gradients)
 
 
 # ---- at an actor

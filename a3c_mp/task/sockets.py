@@ -138,15 +138,14 @@ class Dialer(_Port):
             self.socket.ipv6 = True
         self.socket.connect(address)
 
-    def send(self, token: bytes, frames: Frames) -> bool:
-        """Send to node 0; returns False if the session has ended, or ends because too much waits for it."""
+    def send(self, token: bytes, frames: Frames) -> None:
+        """Send to node 0, unless the session has ended; where too much waits for it, it ends."""
         self._read_events()
         if not self._has_ended:
             try:
                 self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 self._has_ended = True
-        return not self._has_ended
 
     def received(self) -> Iterator[tuple[bytes, Frames]]:
         return ((self.token, frames) for frames in self._messages())
