@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from a3c_mp.algorithms import ddpg, dqn
-from a3c_mp.algorithms.apex import Algorithm, ApexSetup, move_target
+from a3c_mp.algorithms.apex import ApexSetup, move_target
 from a3c_mp.algorithms.apex_settings import PRESETS, Args
 from a3c_mp.chapter import Chapter
 from a3c_mp.data.actor import make_envs
@@ -32,7 +32,7 @@ from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run.learner import Learner
 from train_a3c_data import gradient_step
 
-ALGORITHMS: dict[str, Algorithm] = {"dqn": dqn, "ddpg": ddpg}
+ALGORITHMS: dict[str, Any] = {"dqn": dqn, "ddpg": ddpg}
 
 
 def actor(channel: Any, args: Any) -> Callable[..., int]:

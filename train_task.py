@@ -23,8 +23,7 @@ from a3c_mp.algorithms.task_settings import RoleArgs
 from a3c_mp.cli import parse_args
 from a3c_mp.run.learner import Learner
 from a3c_mp.run.script import exit_with
-from a3c_mp.task.context import Context
-from a3c_mp.task.middleware import Middleware, StepTimer
+from a3c_mp.task.middleware import Context, Middleware, StepTimer
 from a3c_mp.task.node import Node
 from a3c_mp.task.task import Task
 from train_a3c_data import actor

@@ -28,21 +28,17 @@ from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_memory, probe_env, set_up_torch
 from a3c_mp.wrappers import ActionScaling
 
-NORM_STEPS = 2
-"""images of each environment in a rollout that update the observation statistics: enough samples, at low cost"""
+NORM_STEPS = 2  # images of each environment in a rollout that update the statistics: enough samples, at low cost
 
 
 class RolloutSetup(Setup):
     """What a learner of an actor-critic makes before its run: net, optimizer, and slots for what its actors send.
 
-    An actor sends `messages` for each rollout.
-
-    Raises:
-        ConfigError: the environment cannot be used, sizes are inconsistent, or memory is too small.
+    An actor sends `messages` for each rollout. Raises ConfigError if the environment cannot be used, sizes are
+    inconsistent, or memory is too small.
     """
 
-    slots_with_actors = False
-    """whether slots lie on the device that actors act on, else on the CPU"""
+    slots_with_actors = False  # whether slots lie on the device that actors act on, else on the CPU
 
     def __init__(self, args: Any, rank: int = 0, messages: int = 1):
         if getattr(args, "batch_size", 1) > args.unroll_length * args.num_envs:
@@ -60,7 +56,19 @@ class RolloutSetup(Setup):
         layout = ActorLayout(action_space, args.unroll_length, state, args.slots_per_actor, messages)
         spec = self.slot_spec(args, net, obs_space, action_space)
         acting = choose_acting(args, net)
-        slots = allocate_slots(args, spec, device, acting.device, self.slots_with_actors)
+        if args.deterministic and args.slots_per_actor > 2:
+            why = "--deterministic keeps two versions of the weights, so at most two rollouts can be in flight"
+            raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
+        num_slots = args.max_actors // getattr(args, "num_learners", 1) * args.slots_per_actor
+        acts_on_gpu, pin_for = acting.device.type == "cuda", device if device.type == "cuda" else None
+        try:
+            if self.slots_with_actors and acts_on_gpu:
+                slots = Slots(spec, num_slots, acting.device)
+            else:  # pinned for a learner's net on a GPU, and for those of actors
+                slots = Slots(spec, num_slots, pin_for=pin_for, everywhere=acts_on_gpu)
+        except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
+            why, fix = one_line(error), "lower --num-actors, --num-envs or --unroll-length"
+            raise ConfigError("num-envs", args.num_envs, why, fix) from error
         super().__init__(net, make_optimizer(args, net), slots, layout, acting)
         self.return_stats = ReturnStats(args.gamma, args.max_actors, args.num_envs)
         self.saved = {"obs_stats": net.norm.stats, "return_stats": self.return_stats}
@@ -110,9 +118,8 @@ def stats_of(rollout: Rollout, policy_lag: int) -> MessageStats:
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
     """Select the observations [N, *obs_shape] of [T + 1, B, *obs_shape] that update the observation statistics.
 
-    Images: `NORM_STEPS` of each environment, evenly spaced over the rollout. Vectors: all that are new. Games that
-    started together are in the same phase, so of the last steps alone the statistics would oscillate, and the policy
-    with them.
+    Images: `NORM_STEPS` of each environment, evenly spaced over the rollout: games that started together are in the
+    same phase, so of the last steps alone the statistics would oscillate. Vectors: all that are new.
     """
     num_steps, num_envs = obs.shape[0] - 1, obs.shape[1]
     if not image:
@@ -126,27 +133,6 @@ def spec_of_rollouts(
 ) -> Spec:
     """Return shapes and dtypes of a chapter's rollouts."""
     return rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, lstm_size, args.rollout_fields)
-
-
-def allocate_slots(
-    args: Any, spec: Spec, learning: torch.device, acting: torch.device, with_actors: bool = False
-) -> Slots:
-    """Allocate the slots of a learner's actors, pinned on the CPU for nets on a GPU, of the learner and of actors.
-
-    `learning` and `acting` are the devices of these nets; on the latter the slots lie if they are `with_actors`.
-    """
-    if args.deterministic and args.slots_per_actor > 2:
-        why = "--deterministic keeps two versions of the weights, so at most two rollouts can be in flight"
-        raise ConfigError("slots-per-actor", args.slots_per_actor, why, "use 1 or 2")
-    num_slots = args.max_actors // getattr(args, "num_learners", 1) * args.slots_per_actor
-    try:
-        if with_actors and acting.type == "cuda":
-            return Slots(spec, num_slots, acting)
-        pin_for = learning if learning.type == "cuda" else None
-        return Slots(spec, num_slots, pin_for=pin_for, everywhere=acting.type == "cuda")
-    except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
-        why, fix = one_line(error), "lower --num-actors, --num-envs or --unroll-length"
-        raise ConfigError("num-envs", args.num_envs, why, fix) from error
 
 
 def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:

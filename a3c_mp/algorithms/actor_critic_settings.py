@@ -13,15 +13,9 @@ from a3c_mp.nets.build import NetSpec
 
 CARTPOLE: dict[str, Any] = {"total_steps": 1_000_000, "num_envs": 8, "batch_size": 64, "learning_rate": 1e-3}
 CONTINUOUS: dict[str, Any] = {
-    "total_steps": 300_000,
-    "num_envs": 8,
-    "unroll_length": 200,
-    "batch_size": 64,
-    "learning_rate": 1e-3,
-    "entropy_coef": 0.0,
-    "value_coef": 1.0,
-    "reward_scale": None,
-}
+    "total_steps": 300_000, "num_envs": 8, "unroll_length": 200, "batch_size": 64,
+    "learning_rate": 1e-3, "entropy_coef": 0.0, "value_coef": 1.0, "reward_scale": None,
+}  # fmt: skip
 MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
 MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
 VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "unroll_length": 128, "batch_size": 64}
@@ -30,14 +24,9 @@ CONTINUOUS_EPOCHS, VECTOR_EPOCHS, IMAGE_EPOCHS = 10, 4, 3
 SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_after": 2_048}
 """exploration where no rewards come by chance, as in Freeway: one of 16 environments"""
 PONG_SETTINGS: dict[str, Any] = {
-    "update_epochs": 2,
-    "repeat_fraction": 0.5,
-    "anneal_steps": 800_000,
-    "learning_rate_end": 1e-4,
-    "entropy_coef": 0.03,
-    "entropy_coef_end": 0.005,
-    "entropy_steps": 400_000,
-}
+    "update_epochs": 2, "repeat_fraction": 0.5, "anneal_steps": 800_000, "learning_rate_end": 1e-4,
+    "entropy_coef": 0.03, "entropy_coef_end": 0.005, "entropy_steps": 400_000,
+}  # fmt: skip
 """fewer passes, and schedules for runs that are solved after some 500,000 steps, in which a policy that only loses at
 first stays random for longer"""
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.transitions import block_spec, finished_episodes
 from a3c_mp.errors import ConfigError
-from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.processes.pool import Filled, WorkerEvent
-from a3c_mp.processes.slots import GIB, Slots, Spec, free_memory
+from a3c_mp.processes.slots import GIB, Slots, free_memory
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, writer_state_spec
-from a3c_mp.run import evaluate
 from a3c_mp.run.acting import choose_acting
 from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.learner import Learner, MessageStats, Setup
@@ -29,26 +27,8 @@ from a3c_mp.run.preflight import check_learners, check_memory, check_replay_memo
 from a3c_mp.run.progress import RunState
 from a3c_mp.wrappers import is_atari
 
-NORM_PERIOD = 16
-"""updates between two batches that update the observation statistics: enough samples, at low cost"""
-FRAMES = 4
-"""frames of a stacked Atari observation"""
-
-
-class Algorithm(Protocol):
-    """Interface of the algorithms `dqn` and `ddpg`, two modules of plain functions."""
-
-    ACTIONS: Any  # class of action spaces that the algorithm supports
-    Policy: Any
-
-    def make_net(self, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Any: ...
-    def make_optimizer(self, args: Args, net: Any) -> torch.optim.Optimizer: ...
-    def stored_actions(self, action_space: gymnasium.Space) -> gymnasium.Space: ...  # as the replay stores them
-    def policy_state_spec(self, args: Args, action_space: gymnasium.Space) -> Spec: ...  # of `Policy.fields`
-    def q_values(self, net: Any, batch: Batch) -> Tensor: ...
-    def bootstrap_values(self, net: Any, target_net: Any, batch: Batch) -> Tensor: ...
-    def policy_loss(self, net: Any, batch: Batch) -> tuple[Tensor | float, Metrics]: ...
-    def make_policy(self, net: Any, action_space: gymnasium.Space) -> evaluate.Policy: ...  # greedy, for evaluation
+NORM_PERIOD = 16  # updates between two batches that update the observation statistics: enough samples, at low cost
+FRAMES = 4  # of a stacked Atari observation
 
 
 def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: int) -> np.ndarray:
@@ -106,11 +86,11 @@ class RateLimiter:
 class ApexSetup(Setup):
     """What a learner of Ape-X makes before a run: online and target net, optimizer, replay, slots for its actors.
 
-    Raises:
-        ConfigError: the environment cannot be used, settings are inconsistent, or memory is too small.
+    `algo` is the module `dqn` or `ddpg`. Raises ConfigError if the environment cannot be used, settings are
+    inconsistent, or memory is too small.
     """
 
-    def __init__(self, args: Any, algo: Algorithm, rank: int = 0):
+    def __init__(self, args: Any, algo: Any, rank: int = 0):
         check_learners(args)
         check_sizes(args)
         if getattr(args, "rollout_fields", None):
@@ -119,7 +99,8 @@ class ApexSetup(Setup):
         device = set_up_torch(args, rank)
         with torch.device("meta"):
             sketch = algo.make_net(obs_space, action_space)
-        shards = self.make_replay(args, obs_space, algo.stored_actions(action_space), rank)
+        stored_actions, policy_state = algo.stored(args, action_space)
+        shards = self.make_replay(args, obs_space, stored_actions, rank)
         if rank == 0:
             check_memory(args, sketch)
         net = algo.make_net(obs_space, action_space).to(device)
@@ -131,7 +112,7 @@ class ApexSetup(Setup):
             slots = Slots(block_spec(args.block_length, args.num_envs), num_slots)
         except MemoryError as error:
             raise ConfigError("block-length", args.block_length, str(error), "lower it, or --num-envs") from error
-        state = writer_state_spec(args.num_envs, args.n_step) | algo.policy_state_spec(args, action_space)
+        state = writer_state_spec(args.num_envs, args.n_step) | policy_state
         layout = ActorLayout(action_space, args.block_length, state, args.blocks_in_flight)
         super().__init__(net, algo.make_optimizer(args, net), slots, layout, choose_acting(args, net))
         self.message, self.more = "block", shards
@@ -258,11 +239,7 @@ def show_replay(run: Any, args: Args, limiter: RateLimiter, size: Callable[[], i
 
     Log it if a resumed run has to fill its replay again, and `why` a deterministic one then ends differently.
     """
-
-    def phase() -> str:
-        return "" if limiter.has_started else f"collecting {size():,}/{args.learning_starts:,}"
-
-    run.metrics.phase = phase
+    run.metrics.phase = lambda: "" if limiter.has_started else f"collecting {size():,}/{args.learning_starts:,}"
     if args.resume and not size():
         run.log.info(f"the replay is empty: learning starts once it holds {args.learning_starts:,} transitions")
         if args.deterministic:

@@ -8,29 +8,14 @@ from typing import Annotated, Any, Literal
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Positive, RewardArgs
 
 CONTINUOUS: dict[str, Any] = {
-    "total_steps": 500_000,
-    "algo": "ddpg",
-    "num_envs": 4,
-    "replay_size": 100_000,
-    "learning_starts": 1_000,
-    "replay_ratio": 16.0,
-    "batch_size": 128,
-    "learning_rate": 1e-3,
-    "policy_learning_rate": 1e-3,
-    "adam_eps": 1e-8,
-    "target_period": 1,
-    "target_rate": 0.01,
-}
+    "total_steps": 500_000, "algo": "ddpg", "num_envs": 4,
+    "replay_size": 100_000, "learning_starts": 1_000, "replay_ratio": 16.0, "batch_size": 128,
+    "learning_rate": 1e-3, "policy_learning_rate": 1e-3, "adam_eps": 1e-8, "target_period": 1, "target_rate": 0.01,
+}  # fmt: skip
 VECTORS: dict[str, Any] = {
-    "total_steps": 1_000_000,
-    "replay_size": 100_000,
-    "learning_starts": 1_000,
-    "replay_ratio": 16.0,
-    "batch_size": 64,
-    "learning_rate": 5e-4,
-    "adam_eps": 1e-5,
-    "target_period": 200,
-}
+    "total_steps": 1_000_000, "replay_size": 100_000, "learning_starts": 1_000, "replay_ratio": 16.0, "batch_size": 64,
+    "learning_rate": 5e-4, "adam_eps": 1e-5, "target_period": 200,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,8 +90,7 @@ class Args(ReplayArgs):
         return (self.epsilon if self.algo == "dqn" else self.noise) > 0
 
     @property
-    def blocks_in_flight(self) -> int:
-        """Blocks in flight for each actor."""
+    def blocks_in_flight(self) -> int:  # for each actor
         return 1 if self.deterministic else self.blocks_per_actor
 
     @property
@@ -122,28 +106,14 @@ class Args(ReplayArgs):
 
 ATARI: dict[str, Any] = {
     "learner_threads": 2,  # a step costs twice as much in the learner as in its actor
-    "learning_starts": 10_000,
-    "replay_ratio": 2.0,
-    "batch_size": 128,
-    "n_step": 5,
-    "epsilon": 0.1,
-    "adam_eps": 1e-5,
-    "target_period": 200,
-}
+    "learning_starts": 10_000, "replay_ratio": 2.0, "batch_size": 128,
+    "n_step": 5, "epsilon": 0.1, "adam_eps": 1e-5, "target_period": 200,
+}  # fmt: skip
 CARTPOLE: dict[str, Any] = {
-    "total_steps": 500_000,
-    "num_envs": 4,
-    "replay_size": 50_000,
-    "learning_starts": 500,
-    "replay_ratio": 8.0,
-    "batch_size": 64,
-    "n_step": 5,
-    "reward_scale": 0.05,
-    "epsilon": 0.1,
-    "learning_rate": 1e-3,
-    "adam_eps": 1e-5,
-    "target_period": 50,
-}
+    "total_steps": 500_000, "num_envs": 4, "replay_size": 50_000, "learning_starts": 500, "replay_ratio": 8.0,
+    "batch_size": 64, "n_step": 5, "reward_scale": 0.05,
+    "epsilon": 0.1, "learning_rate": 1e-3, "adam_eps": 1e-5, "target_period": 50,
+}  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {**ATARI, "stop_return": 18.0, "total_steps": 1_200_000},
     "BreakoutNoFrameskip-v4": {**ATARI, "stop_return": 400.0},

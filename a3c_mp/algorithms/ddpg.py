@@ -27,8 +27,7 @@ from a3c_mp.run import evaluate
 from a3c_mp.wrappers import ActionScaling
 
 ACTIONS = Box
-AT_BOUND = 0.99
-"""absolute action from which on it is counted as one at its bound"""
+AT_BOUND = 0.99  # absolute action from which on it is counted as one at its bound
 
 
 def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGNet:
@@ -42,12 +41,9 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGN
     return DDPGNet(obs_space.shape, action_space.shape)  # type: ignore[arg-type]
 
 
-def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
-    return Box(-1.0, 1.0, action_space.shape, np.float32)
-
-
-def policy_state_spec(args: Args, action_space: gymnasium.Space) -> Spec:
-    return {"noise": ((args.num_envs, *(action_space.shape or ())), torch.float64)}
+def stored(args: Args, action_space: gymnasium.Space) -> tuple[gymnasium.Space, Spec]:
+    shape = action_space.shape or ()
+    return Box(-1.0, 1.0, shape, np.float32), {"noise": ((args.num_envs, *shape), torch.float64)}
 
 
 def make_optimizer(args: Args, net: DDPGNet) -> torch.optim.Optimizer:

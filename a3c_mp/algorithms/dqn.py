@@ -33,12 +33,9 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Dueli
     return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space))
 
 
-def stored_actions(action_space: gymnasium.Space) -> gymnasium.Space:
-    return action_space
-
-
-def policy_state_spec(args: Args, action_space: gymnasium.Space) -> Spec:
-    return {}
+def stored(args: Args, action_space: gymnasium.Space) -> tuple[gymnasium.Space, Spec]:
+    """Return the space of actions in the replay, and shapes and dtypes of `Policy.fields`."""
+    return action_space, {}
 
 
 def make_optimizer(args: Args, net: nn.Module) -> torch.optim.Optimizer:
@@ -48,15 +45,10 @@ def make_optimizer(args: Args, net: nn.Module) -> torch.optim.Optimizer:
 
 
 class Policy:
-    """Epsilon-greedy policy of an actor, with one epsilon for each environment.
+    """Epsilon-greedy policy of an actor, with one epsilon for each environment; see `apex.ladder`.
 
-    Args:
-        args: the chapter's settings.
-        net: observations -> (q [B, A],); the caller loads new weights into it.
-        action_space: of one environment.
-        example: observations [B, *obs_shape].
-        actor: its number, which sets its epsilons (see `apex.ladder`).
-        restored: unused; this policy has no state to restore.
+    `net`, into which the caller loads new weights, is observations -> (q [B, A],); `example` are observations
+    [B, *obs_shape], `action_space` is that of one environment. This policy has no state that would be `restored`.
     """
 
     def __init__(

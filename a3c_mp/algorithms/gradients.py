@@ -66,14 +66,8 @@ def views_like(vector: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
 def copy_gradient(net: nn.Module, vector: Tensor) -> None:
     """Copy the gradient that `backward` left in `net` into a flat vector [P]; that of an unused parameter is 0."""
     parameters = list(net.parameters())
-    views, gradients = [], []
-    for view, parameter in zip(views_like(vector, parameters), parameters, strict=True):
-        if parameter.grad is None:
-            view.zero_()
-        else:
-            views.append(view)
-            gradients.append(parameter.grad)
-    torch._foreach_copy_(views, gradients)
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    torch._foreach_copy_(views_like(vector, parameters), gradients)
 
 
 # ---- at an actor
@@ -146,7 +140,15 @@ class GradientSetup(RolloutSetup):
     slots_with_actors = True
 
     def __init__(self, args: Any, rank: int = 0):
-        check_sync(args)
+        each, waits = "a step takes one gradient of each actor", "each actor waits for the new weights"
+        for flag, is_refused, why in (
+            ("grads-per-step", args.grads_per_step not in (1, args.num_actors), each),
+            ("slots-per-actor", args.slots_per_actor > 1, waits),
+            ("max-lag", args.max_lag is not None, waits),
+        ):
+            if args.in_order and is_refused:
+                value = getattr(args, flag.replace("-", "_"))
+                raise ConfigError(flag, value, f"with --sync or --deterministic {why}", "leave it out")
         gradients = -(-args.unroll_length * args.num_envs // args.batch_size)
         super().__init__(args, rank, messages=gradients)
         self.message, self.bad_in_a_row = "gradient", BAD_IN_A_ROW * gradients  # one bad rollout spoils all of its own
@@ -203,20 +205,6 @@ class GradientSetup(RolloutSetup):
             learner.update_norm(gradient.obs.to(learner.device), f"{learner.args.actor_name} {message.worker}")
         learner.run.record_metrics(report.metrics)
         return gradient.vector
-
-
-def check_sync(args: Any) -> None:
-    """Raise ConfigError for settings that --sync, or a deterministic run, rules out."""
-    waits = "each actor waits for the new weights"
-    refused = {
-        "grads-per-step": (args.grads_per_step not in (1, args.num_actors), "a step takes one gradient of each actor"),
-        "slots-per-actor": (args.slots_per_actor > 1, waits),
-        "max-lag": (args.max_lag is not None, waits),
-    }
-    for flag, (is_refused, why) in refused.items():
-        if args.in_order and is_refused:
-            value = getattr(args, flag.replace("-", "_"))
-            raise ConfigError(flag, value, f"with --sync or --deterministic {why}", "leave it out")
 
 
 class MeanGradient:

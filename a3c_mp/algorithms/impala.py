@@ -19,35 +19,21 @@ from a3c_mp.run.learner import Learner
 from a3c_mp.run.preflight import check_learners, check_replay_memory
 
 CARTPOLE: dict[str, Any] = {
-    "total_steps": 1_000_000,
-    "replay_proportion": 0.9375,
-    "learning_rate": 1e-3,
-    "reward_scale": 0.05,
-    "normalize_advantages": False,
-}
+    "total_steps": 1_000_000, "replay_proportion": 0.9375, "learning_rate": 1e-3,
+    "reward_scale": 0.05, "normalize_advantages": False,
+}  # fmt: skip
 FALLING_RATE = {"anneal_steps": 100_000, "learning_rate_end": 1e-4}
 """a lower rate at the end: at a constant 1e-3, policies stay just below the goal"""
 MOUNTAIN_CAR: dict[str, Any] = {
-    "total_steps": 300_000,
-    "num_envs": 8,
-    "unroll_length": 32,
-    "entropy_coef": 0.0,
-    "value_coef": 1.0,
-    "reward_scale": 0.1,
-    "replay_proportion": 0.875,
-    "noise_steps": 16,
-}
+    "total_steps": 300_000, "num_envs": 8, "unroll_length": 32,
+    "entropy_coef": 0.0, "value_coef": 1.0, "reward_scale": 0.1, "replay_proportion": 0.875, "noise_steps": 16,
+}  # fmt: skip
 CONTINUOUS: dict[str, Any] = {
-    "total_steps": 2_000_000,
-    "num_envs": 8,
-    "unroll_length": 16,
-    "replay_proportion": 0.875,
-    "entropy_coef": 0.0,
-    "value_coef": 1.0,
-    "reward_scale": None,
+    "total_steps": 2_000_000, "num_envs": 8, "unroll_length": 16, "replay_proportion": 0.875,
+    "entropy_coef": 0.0, "value_coef": 1.0, "reward_scale": None,
     "mean_limit": 1.0,  # with more, policies get stuck at the bounds: no clipped ratio slows them down
     "normalize_advantages": False,  # with them, means drift out of the bounds before values are known
-}
+}  # fmt: skip
 PENDULUM = {**CONTINUOUS, "total_steps": 600_000, "gamma": 0.9}
 VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "replay_proportion": 0.875}
 IMAGES = {"net": "a3c", "num_envs": 16, "replay_proportion": 0.75}  # each step is learned from four times

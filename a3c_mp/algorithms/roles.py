@@ -1,34 +1,43 @@
-"""Roles of chapter 5: the nodes of a task that learn, collect and evaluate, here and on other machines."""
+"""Roles of chapter 5: the nodes of a task that learn, collect and evaluate, here and on machines that join it."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import secrets
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from a3c_mp.algorithms.attach import join_task, layout_of
+from a3c_mp.algorithms.actor_critic import spec_of_rollouts
 from a3c_mp.algorithms.node_evaluator import FROM_EVALUATORS, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.algorithms.task_settings import RoleArgs, check_message_sizes, check_roles
-from a3c_mp.data.actor import Fill, Memory
+from a3c_mp.data.actor import Fill, Memory, OneSlot, SentStates
+from a3c_mp.data.rollout import empty_rollout
+from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import is_valid
+from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.processes.pool import NICENESS, WorkerPool
+from a3c_mp.processes.program import differences
+from a3c_mp.processes.weights import Weights
+from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluate import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.learner import Learner, Processes, Setup
-from a3c_mp.run.preflight import probe_env
+from a3c_mp.run.preflight import FOUND, check_processes, check_system, check_temporary_folder, probe_env
 from a3c_mp.run.run import Run
-from a3c_mp.task.endpoint import is_tcp
+from a3c_mp.task.endpoint import Endpoint, is_tcp
 from a3c_mp.task.exchange import FROM_COLLECTORS, LocalChannel, LocalPool, NodeChannel, NodePool
 from a3c_mp.task.limits import STRANGERS
 from a3c_mp.task.node import Node
-from a3c_mp.task.parallel import Role, start_nodes
+from a3c_mp.task.parallel import Role, run_joined_nodes, start_nodes
+from a3c_mp.task.router import UNFIT, Spoke
 from a3c_mp.task.wire import FINISH, WireError
 
 
@@ -37,10 +46,8 @@ def run_task(
 ) -> int:
     """Run the nodes of a task, or join one that runs (`--attach-to`); return the exit code.
 
-    Every node runs `pipeline(node, args, memory, learner)`; only node 0 has a learner.
-
-    Raises:
-        ConfigError: settings contradict each other, an address cannot be bound, or a message would be too large.
+    Every node runs `pipeline(node, args, memory, learner)`; only node 0 has a learner. Raises ConfigError if settings
+    contradict each other, an address cannot be bound, or a message would be too large.
     """
     args = check_roles(args)
     if args.attach_to is not None:
@@ -50,19 +57,15 @@ def run_task(
     parts = made.net, made.optimizer, made.saved
     with Run(args, args.chapter, *parts, evaluates_elsewhere=True) as run, ExitStack() as stack:
         learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())
-        evaluator: Any
-        if args.standalone:
-            evaluator = InlineEvaluator(args, run.is_interrupted)
-        else:
+        evaluator: Any = InlineEvaluator(args, run.is_interrupted)
+        if not args.standalone:
             evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
-        settings = {name: str(v) if isinstance(v, Path) else v for name, v in dataclasses.asdict(args).items()}
-        layout = layout_of(args.env_id, made.net)
+        settings = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(args).items()}
         nodes = start_nodes(
             pipeline, (args,), roles_of(args, learner, evaluator),
             limits={"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds},
-            listen=args.listen, log=run.log, is_interrupted=run.is_interrupted,
-            joining=("collector", "evaluator"), key_file=args.key_file,
-            greeting={"args": settings, "run": secrets.token_hex(8), "layout": layout},
+            listen=args.listen, log=run.log, is_interrupted=run.is_interrupted, key_file=args.key_file,
+            greeting={"args": settings, "run": secrets.token_hex(8), "layout": layout_of(args.env_id, made.net)},
             accepts=(*FROM_COLLECTORS, *FROM_EVALUATORS, FINISH),
             max_connections=STRANGERS + 2 * args.remote_actors + 16,  # as many machines as collectors, and evaluators
         )  # fmt: skip
@@ -85,13 +88,12 @@ def roles_of(args: RoleArgs, learner: Learner, evaluator: Any) -> list[Role]:
 
     The evaluator gets no shared memory: with --cuda its process would open the GPU for weights and slots it never uses.
     """
-    roles = [Role("learner", ("learner",))]
+    roles, pool, settings = [Role("learner", ("learner",))], learner.pool, dict[str, Any]()
     if args.standalone:
         return roles
-    pool = learner.pool
     for worker in range(args.num_actors):
-        settings: dict[str, Any] = {"prepare": partial(pool.prepare, worker), "args": (learner.memory,)}
-        settings["on_restart"] = partial(pool.on_lost, worker)
+        settings = {"prepare": partial(pool.prepare, worker), "on_restart": partial(pool.on_lost, worker)}
+        settings["args"] = (learner.memory,)
         roles.append(Role(f"collector {worker}", ("collector",), "--num-actors", NICENESS, True, **settings))
     if args.eval_every:
         settings = {"on_restart": evaluator.on_restart, "on_lost": evaluator.on_lost, "args": (None,)}
@@ -121,16 +123,13 @@ def collectors_of(
     node: Node, args: RoleArgs, memory: Memory, learner: Learner | None, make_actor: Callable[..., Fill]
 ) -> list[tuple[NodeChannel | LocalChannel, Fill]]:
     """The collectors that run in this process, each with what fills a slot: one in a node, all in a standalone task."""
-    channels: list[Any] = []
-    if learner is not None:
-        channels = learner.pool.channels if args.standalone else []
-    elif "collector" in node.labels:
+    channels: list[Any] = learner.pool.channels if learner is not None and args.standalone else []
+    if "collector" in node.labels:
         channels = [NodeChannel(node, None if args.attach_to is None else memory)]
-    collectors = []
     with torch.random.fork_rng(devices=[]):  # in a standalone task, a resume continues the learner's
         for channel in channels:
             channel.memory = memory
-            collectors.append((channel, make_actor(channel, args)))
+        collectors = [(channel, make_actor(channel, args)) for channel in channels]
     return collectors
 
 
@@ -141,3 +140,86 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Any) -> EvaluatorChannel |
     if "evaluator" not in node.labels:
         return None
     return EvaluatorChannel(node, args, make_actor_critic(*probe_env(args.env_id), args.net_spec))
+
+
+# ---- nodes that join from another machine: `--attach-to`
+
+
+def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
+    """Join the task at `args.attach_to` with processes that run `pipeline(node, settings, memory)`, until it ends.
+
+    Return the exit code: 0 where the task has ended, 1 where it was killed or its nodes here fail again and again.
+    Raises ConfigError for a wrong address or key, and where node 0 does not answer or has no place.
+    """
+    assert args.attach_to is not None
+    check_system()
+    check_temporary_folder()
+    log = open_log()
+    is_collector = args.role == "collector"
+    number = args.num_actors if is_collector else 1
+    check_processes(number)
+    how = ("--num-actors", NICENESS) if is_collector else ("--role", EVALUATOR_NICENESS)
+    roles = [Role(args.role, (args.role,), *how, on_restart=log.warning)] * number
+    try:
+        with Spoke(Endpoint(dials=args.attach_to, key_file=args.key_file), log) as router:
+            theirs = settings_of(args, router.greeting)
+            net = make_actor_critic(*probe_env(theirs.env_id), theirs.net_spec)
+            _, differs = differences(layout_of(theirs.env_id, net), router.greeting["layout"])
+            if differs:
+                router.send(UNFIT, f"it has {differs}")
+                why, fix = f"this node is refused: it has {differs}", "install the same versions"
+                raise ConfigError("attach-to", args.attach_to, why, fix)
+            if router.differs:
+                log.warning(f"this node has {router.differs}; as a rule that makes no difference")
+            log.info(f"{number} {args.role}{'s' * (number > 1)} for the task on {theirs.env_id} at {args.attach_to}")
+            limits = {"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds}
+            run_joined_nodes(run_node_of_task, (pipeline, theirs), roles, router, log, **limits)
+            log.info("the task has ended")
+    except WorkerError as error:
+        log.error(f"error: {error}")
+        return 1
+    except Stopped:
+        log.info(f"left {args.attach_to}")
+        raise
+    return 0
+
+
+def layout_of(env_id: str, net: nn.Module) -> dict[str, str]:
+    """What an environment, which `probe_env` knows, and a net must have in common on all machines of a task."""
+    obs_space: Any
+    obs_space, action_space, parts = FOUND[env_id]
+    shapes = [tuple(value.shape) for value in net.state_dict().values()]
+    size = sum(map(math.prod, shapes))
+    return {
+        "observations": f"{obs_space.dtype} {list(obs_space.shape)} {parts or ''}".strip(),
+        "actions": " ".join(str(action_space).split()),
+        "a net": f"of {size:,} values ({zlib.crc32(str(shapes).encode()):08x})",
+    }
+
+
+def settings_of(args: RoleArgs, greeting: Mapping[str, Any]) -> RoleArgs:
+    """The settings of the task that sends a greeting, for a node of this machine. Raises ConfigError."""
+    try:
+        theirs = type(args)(**greeting["args"])
+    except (KeyError, TypeError) as error:
+        why = f"the node there runs another program ({error})"
+        raise ConfigError("attach-to", args.attach_to, why, "install the same version here") from error
+    if args.role == "evaluator" and not theirs.eval_every:
+        raise ConfigError("role", args.role, "the task there has no evaluations", "start it with --eval-every")
+    return replace(theirs, attach_to=args.attach_to, role=args.role, key_file=args.key_file, listen=None, cuda=False)
+
+
+def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) -> None:
+    """A node that has joined: run the pipeline, as a collector with memory of its own."""
+    memory = None
+    if args.role == "collector":
+        spaces = probe_env(args.env_id)
+        net = make_actor_critic(*spaces, args.net_spec)
+        dtype = acting_dtype(args.precision, net)
+        fields = empty_rollout(spec_of_rollouts(args, *spaces)).fields()
+        states = SentStates(deterministic=False)  # such a task is refused with --listen
+        memory = Memory(OneSlot(fields), Weights(net, dtype), states, dtype, args.in_order)
+    try:
+        pipeline(node, args, memory)
+    except ConfigError as error:
+        node.refuse(error)

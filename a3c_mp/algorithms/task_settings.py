@@ -57,30 +57,26 @@ def check_roles(args: RoleArgs) -> RoleArgs:
 
     Raises ConfigError for settings that contradict each other, and for an invalid address or key.
     """
-    listens, attaches = args.listen is not None, args.attach_to is not None
+    listens, attaches, is_learner = args.listen is not None, args.attach_to is not None, args.role == "learner"
     nothing_joins = args.resume is None and not listens  # a resumed run may have listened before
     no_collector = args.num_actors == 0 and not (listens and args.remote_actors) and args.role != "evaluator"
-
-    def refuse(flag: str, is_refused: bool, why: str, fix: str) -> None:
+    has_key, has_places = args.key_file is not None and not attaches, args.remote_actors != RoleArgs.remote_actors
+    in_order, threads, alone = args.deterministic, args.async_mode, "a standalone task is one process"
+    for flag, is_refused, why, fix in (
+        ("role", attaches and is_learner, "the task to join has its learner", "use collector, or evaluator"),
+        ("role", not attaches and not is_learner, "the task would have no learner", "add --attach-to"),
+        ("listen", args.standalone and listens, alone, "leave --standalone out"),
+        ("attach-to", args.standalone and attaches, alone, "leave --standalone out"),
+        ("attach-to", listens and attaches, "a node that joins does not listen", "leave --listen out"),
+        ("num-actors", no_collector, "there would be no collector", "use 1 or more, or --listen for others"),
+        ("key-file", nothing_joins and has_key, "nothing is on TCP", "add --listen or --attach-to, or leave it out"),
+        ("remote-actors", nothing_joins and has_places, "no node can join", "add --listen, or leave it out"),
+        ("async-mode", threads and not args.standalone, "nodes run beside each other anyway", "add --standalone"),
+        ("async-mode", threads and in_order, "threads have no fixed order", "leave --deterministic out"),
+        ("listen", in_order and listens, "who joins, and when, has no fixed order", "leave --deterministic out"),
+    ):
         if is_refused:
             raise ConfigError(flag, getattr(args, flag.replace("-", "_")), why, fix)
-
-    is_learner = args.role == "learner"
-    refuse("role", attaches and is_learner, "the task to join has its learner", "use collector, or evaluator")
-    refuse("role", not attaches and not is_learner, "the task would have no learner", "add --attach-to")
-    for flag, is_given in (("listen", listens), ("attach-to", attaches)):
-        refuse(flag, args.standalone and is_given, "a standalone task is one process", "leave --standalone out")
-    refuse("attach-to", listens and attaches, "a node that joins does not listen", "leave --listen out")
-    refuse("num-actors", no_collector, "there would be no collector", "use 1 or more, or --listen for others")
-    has_key = args.key_file is not None and not attaches
-    refuse("key-file", nothing_joins and has_key, "nothing is on TCP", "add --listen or --attach-to, or leave it out")
-    has_places = args.remote_actors != RoleArgs.remote_actors
-    refuse("remote-actors", nothing_joins and has_places, "no node can join", "add --listen, or leave it out")
-    is_apart, in_order = not args.standalone, args.deterministic
-    refuse("async-mode", args.async_mode and is_apart, "nodes run beside each other anyway", "add --standalone")
-    fix = "leave --deterministic out"
-    refuse("async-mode", in_order and args.async_mode, "threads have no fixed order", fix)
-    refuse("listen", in_order and listens, "who joins, and when, has no fixed order", fix)
     if args.listen is not None:
         with Hub(Endpoint(binds=(args.listen,), key_file=args.key_file)):
             pass  # before anything else is started: it can be bound
@@ -92,18 +88,16 @@ def check_roles(args: RoleArgs) -> RoleArgs:
 
 def check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
     """Raise ConfigError if a rollout of fields `spec`, or the weights, are too large for a message."""
-
-    def check(setting: str, what: str, size: int, fix: str) -> None:
-        if size > MAX_TENSOR:
-            why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
-            raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fix)
-
     weights, another = net.state_dict(), "choose another, or use --standalone"
+    sizes = []
     if args.listen is not None:  # rollouts and all weights in one piece are sent to and from other machines only
         for name, (shape, dtype) in spec.items():
             size = math.prod(shape) * dtype.itemsize
-            check("num-envs", f"field {name} of a rollout", size, "lower it or --unroll-length")
-        check("env-id", "the weights", sum(value.nbytes for value in weights.values()), another)
+            sizes.append(("num-envs", f"field {name} of a rollout", size, "lower it or --unroll-length"))
+        sizes.append(("env-id", "the weights", sum(value.nbytes for value in weights.values()), another))
     if args.eval_every and not args.standalone:  # snapshots for the evaluator, to any node
-        for name, value in weights.items():
-            check("env-id", f"the weight {name}", value.nbytes, another)
+        sizes += [("env-id", f"the weight {name}", value.nbytes, another) for name, value in weights.items()]
+    for setting, what, size, fix in sizes:
+        if size > MAX_TENSOR:
+            why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
+            raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fix)

@@ -48,8 +48,8 @@ class Endpoint:
     binds: tuple[str, ...] = ()  # addresses of node 0
     dials: str = ""  # address of node 0, for another node
     labels: tuple[str, ...] = ()  # of this node, besides its name
-    known_labels: tuple[str, ...] = ()  # of all nodes; empty if they are not known
-    open_labels: bool = False  # nodes with any other labels may join
+    known_labels: tuple[str, ...] = ()  # of the nodes that are started together; empty if they are not known
+    open_labels: bool = False  # others may join, with any labels
     key_file: Path | None = None  # secret key for TCP; made by the node that listens, if missing
     greeting: dict[str, Any] = field(default_factory=dict)  # JSON values that node 0 sends to each node that joins
     versions: dict[str, str] = field(default_factory=lambda: {"protocol": PROTOCOL, **describe_program()})
@@ -70,19 +70,15 @@ class Endpoint:
         return key
 
 
-def local_endpoints(
-    folder: Path, labels: list[tuple[str, ...]], listen: str | None, joining: tuple[str, ...] | None = None,
-    **settings: Any,
-) -> list[Endpoint]:  # fmt: skip
+def local_endpoints(folder: Path, labels: list[tuple[str, ...]], listen: str | None, **settings: Any) -> list[Endpoint]:
     """Endpoints of nodes on one machine, which connect to node 0 through a Unix socket in a folder of `ipc_folder`.
 
-    Where node 0 listens, at tcp://HOST:PORT, nodes with the labels `joining` may join, by default with any labels.
-    `settings` are its other fields.
+    Node 0 also listens at tcp://HOST:PORT if `listen` is that; `settings` are its other fields.
     """
     address, names = f"ipc://{folder}/0", map(node_name, range(len(labels)))
-    known = tuple(sorted({"distributed", *names, *itertools.chain(*labels, joining or ())}))
+    known = tuple(sorted({"distributed", *names, *itertools.chain(*labels)}))
     binds = (address, *([listen] if listen else []))
-    common: dict[str, Any] = {"known_labels": known, "open_labels": listen is not None and joining is None}
+    common: dict[str, Any] = {"known_labels": known, "open_labels": listen is not None}
     hub = Endpoint(0, binds, labels=labels[0], num_nodes=len(labels), **common, **settings)
     return [hub, *(Endpoint(n, dials=address, labels=labels[n], **common) for n in range(1, len(labels)))]
 

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from torch import Tensor
@@ -31,13 +32,14 @@ SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
 ALONE_SECONDS = 10.0  # without a collector, until a line of the log says so
 
 
-class Pool:
+class Pool(Closing):
     """The learner's end of its collectors; arguments as of `Workers`."""
 
     def __init__(
         self, num_workers: int, *, states: StateSource, options: WorkerOptions,
         on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
+        super().__init__()
         self.ledger = SlotLedger(num_workers, options)
         self.states, self.on_restart = states, on_restart
         self.seed_keys: list[tuple[int, ...]] = [()] * num_workers  # of their channels
@@ -47,7 +49,7 @@ class Pool:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        pass
+        self.close()
 
     def prepare(self, worker: int) -> Any:
         """Called before a collector of this machine starts; returns the state that it continues from."""
@@ -61,10 +63,9 @@ class Pool:
 
 
 class NodeChannel:
-    """A collector's end: tokens in, filled slots out.
+    """A collector's end: tokens in, filled slots out. `own` is its memory on another machine than the learner's.
 
-    `own` is its memory on another machine than the learner's: a slot that is sent, a copy of the weights. ConfigError
-    is raised if the learner has no place for it, also later: another one may take it while the connection is lost.
+    Raises ConfigError if the learner has no place for it, also later: another one may take it while the link is down.
     """
 
     worker = actor = 0  # until the learner sends them
@@ -131,13 +132,9 @@ class NodeChannel:
 
 
 class NodePool(Pool):
-    """Collectors that are nodes: worker i of this machine is node i + 1, those of other machines join.
+    """Collectors that are nodes: workers below `num_local` are nodes 1, 2, ... of this machine, others join.
 
-    Args:
-        num_local: collectors of this machine.
-        slots: of all collectors; data of those of other machines is copied into them.
-        weights: sent to collectors of other machines.
-        check: raises WireError if what one of them has sent, (payload, fields), cannot be used.
+    What those send is copied into the `slots`, if `check(payload, fields)` raises no WireError; they get the `weights`.
     """
 
     node: FirstNode
@@ -180,7 +177,7 @@ class NodePool(Pool):
         self._set_name(worker, None)
 
     def _set_name(self, worker: int, name: str | None) -> None:
-        """Another node fills the slots of a collector from now on, or none."""
+        """Have another node fill the slots of a collector from now on, or none."""
         self._names[worker] = name
         self.ledger.forget(worker)
 
@@ -201,7 +198,7 @@ class NodePool(Pool):
         is_local, is_known = worker < self.num_local, self._names[worker] == sender
         if not is_local and is_known:
             raise WireError("it has its tokens")
-        if is_local and is_known:
+        if is_known:
             text = f"collector {worker} was cut off and is back; its rollout is lost"
             self.on_restart(WorkerEvent(worker, text, replaced=False))
         elif not is_local:
@@ -224,23 +221,19 @@ class NodePool(Pool):
         if sender not in self._names:  # of a process that is lost: its successor fills the slot again
             self.node.router.record_fault(sender)
             return
-        worker = self._names.index(sender)
-        if slot != self.ledger.due(worker):
+        if slot != self.ledger.due(worker := self._names.index(sender)):
             raise WireError(f"slot {slot} is not the one that it is to fill")
         if worker >= self.num_local:
-            self._copy(slot, fields)
-            self.check(payload, self.slots[slot])
+            places = self.slots[slot]
+            if not isinstance(fields, dict) or fields.keys() != places.keys():
+                raise WireError("its fields are not those of a slot")
+            for name, place in places.items():
+                field = fields[name]
+                if not isinstance(field, Tensor) or (field.shape, field.dtype) != (place.shape, place.dtype):
+                    raise WireError(f"field {name} is not {place.dtype} {list(place.shape)}")
+                place.copy_(field)
+            self.check(payload, places)
         self.ledger.fill(worker, slot, payload)
-
-    def _copy(self, slot: int, fields: Any) -> None:
-        places = self.slots[slot]
-        if not isinstance(fields, dict) or fields.keys() != places.keys():
-            raise WireError("its fields are not those of a slot")
-        for name, place in places.items():
-            field = fields[name]
-            if not isinstance(field, Tensor) or (field.shape, field.dtype) != (place.shape, place.dtype):
-                raise WireError(f"field {name} is not {place.dtype} {list(place.shape)}")
-            place.copy_(field)
 
     def _on_left(self, sender: str) -> None:
         if sender in self._names[self.num_local :]:
@@ -249,10 +242,9 @@ class NodePool(Pool):
             self.on_restart(WorkerEvent(worker, f"collector {worker} left ({sender})", replaced=False, left=True))
 
     def _on_not_restored(self, sender: str, reason: str) -> None:
-        if sender in self._names[: self.num_local]:
-            self.forget_state(self._names.index(sender), reason)
-        else:
+        if sender not in self._names[: self.num_local]:
             raise WireError("it is of another machine")
+        self.forget_state(self._names.index(sender), reason)
 
 
 class LocalPool(Pool):
@@ -262,10 +254,6 @@ class LocalPool(Pool):
         super().__init__(num_workers, options=replace(options, in_order=True), **others)
         self.channels = [LocalChannel(self, worker) for worker in range(num_workers)]
 
-    def __exit__(self, *exc: object) -> None:
-        for channel in self.channels:
-            channel.close()
-
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         return [] if should_stop() else self.ledger.take(size)
 
@@ -274,27 +262,17 @@ class LocalPool(Pool):
             self.channels[message.worker].tokens.append(self.ledger.give(message, version))
 
 
-class LocalChannel(Closing):
+class LocalChannel:
     """A collector's end in the process of the learner."""
 
+    memory: Any = None
+
     def __init__(self, pool: LocalPool, worker: int):
-        super().__init__()
-        self.memory: Any = None
-        self.pool, self.worker, self.actor = pool, worker, worker
-        self.restored = pool.prepare(worker)
+        self.worker, self.actor, self.restored = worker, worker, pool.prepare(worker)
         self.seed_key, self.tokens = pool.seed_keys[worker], list(pool.ledger.given[worker])
+        self.send, self.closing = partial(pool.ledger.fill, worker), pool.closing
+        self.not_restored = partial(pool.forget_state, worker)
+        self.beat = self.starting = lambda: None
 
     def take(self) -> Token | None:
         return self.tokens.pop(0) if self.tokens else None
-
-    def send(self, slot: int, payload: Any) -> None:
-        self.pool.ledger.fill(self.worker, slot, payload)
-
-    def not_restored(self, reason: str) -> None:
-        self.pool.forget_state(self.worker, reason)
-
-    def beat(self) -> None:
-        pass
-
-    def starting(self) -> None:
-        pass

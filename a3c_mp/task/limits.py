@@ -84,18 +84,14 @@ class Connection:
 
 
 class LimitedListener(Listener):
-    """A listener on TCP for those who have the key.
-
-    Args:
-        lock: held while the socket is used; the thread of this object takes it for each look.
-    """
+    """A listener on TCP for those who have the key. Its thread takes the `lock`, held while the socket is used."""
 
     is_local = False
     _thread: threading.Thread | None = None
     _authenticator: ThreadAuthenticator | None = None
 
-    def __init__(self, context: zmq.Context, endpoint: Endpoint, address: str, key: KeyPair, lock: Any):
-        self.endpoint, self._lock, self._is_closing = endpoint, lock, False
+    def __init__(self, context: zmq.Context, endpoint: Endpoint, address: str, key: KeyPair, log: Any, lock: Any):
+        self.endpoint, self.log, self._lock, self._is_closing = endpoint, log, lock, False
         self._must_discard = False  # something worthless may have arrived
         self._is_full = False  # more than may wait has not been read, or discarded
         self._by_fd: dict[int, Connection] = {}  # those that are open, in the order of their start
@@ -209,9 +205,8 @@ class LimitedListener(Listener):
             poll.poll(1000 * (PERIOD_STRANGERS if has_strangers else PERIOD) if self._by_fd else 200)
             if not self._is_closing and self._lock.acquire(timeout=PERIOD):
                 try:
-                    if not self._is_closing:
-                        self._handle_events()
-                        self._check()
+                    self._handle_events()
+                    self._check()
                 finally:
                     self._lock.release()
 
@@ -219,7 +214,7 @@ class LimitedListener(Listener):
         for event in self._events():
             kind, fd = event["event"], event["value"]
             if kind & FAILED:
-                self.warnings.append(("a connection was refused: another key, or no node", ""))
+                self.log.warning("a connection was refused: another key, or no node")
             elif kind == zmq.Event.ACCEPTED:
                 with suppress(OSError):  # it has ended
                     self._by_fd[fd] = Connection(fd, self._port)
@@ -267,7 +262,7 @@ class LimitedListener(Listener):
         with suppress(OSError):
             connection.handle.shutdown(socket.SHUT_RDWR)
         who = "a node of another machine" if connection.name else "a connection that has not joined"
-        self.warnings.append((f"{who} was cut off", f"{connection.name} {why}".strip()))
+        self.log.warning(f"{who} was cut off", f"{connection.name} {why}".strip())
 
 
 def _size_on_wire(frames: Frames) -> int:

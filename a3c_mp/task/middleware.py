@@ -1,24 +1,109 @@
-"""Middleware, one half at a time: named, timed, and suspended between its halves."""
+"""Contexts, which the middleware of an iteration share, and middleware itself: named, timed, suspended at its yield."""
 
 from __future__ import annotations
 
-import contextvars
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar, copy_context
 from types import GeneratorType
 from typing import Any
 
-from a3c_mp.task.context import Context, running
-
-Middleware = Callable[[Context], Any]
+Middleware = Callable[["Context"], Any]
 """a function of the context, or a generator function whose `yield` stands for all later middleware"""
 Path = tuple[str, ...]  # a middleware: its name, after the names of those that run it
 LOOK_SECONDS = 0.1  # between two looks at messages while middleware runs in threads
 WINDOW = 10  # iterations that the figures of the timer's table are means of
 as_context = contextmanager(lambda suspended: suspended)  # of a generator at its `yield`: it has been entered already
+running: ContextVar[tuple[str, ...]] = ContextVar("running", default=())  # names of nested middleware, outermost first
+
+
+class Context:
+    """Values that the middleware of one iteration pass on, as attributes. Each iteration has a new one.
+
+    Attributes that were kept (`ctx.keep("train_iter")`) are in the contexts of all later iterations too. Any other
+    attribute ends with its iteration, and reading it later raises an AttributeError that names who set it.
+    """
+
+    total_step: int  # number of this iteration, from 0
+    finish: bool  # whether this is the last iteration
+    _kept: set[str]
+    _setters: dict[str, str]  # attribute -> middleware that set it in this iteration
+    _lost: dict[str, str]  # attribute that was not kept -> who set it, and when
+
+    def __init__(self, total_step: int = 0) -> None:
+        self.__dict__.update(total_step=total_step, finish=False, _kept=set(), _setters={}, _lost={})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[name] = value
+        self._setters[name] = running.get()[-1] if running.get() else ""
+
+    def __getattr__(self, name: str) -> Any:
+        """Called where there is no such attribute."""
+        if lost := self.__dict__.get("_lost", {}).get(name):
+            why = f"ctx.{name} is not set in iteration {self.total_step}; {lost}"
+            raise AttributeError(f"{why} and did not keep it: call ctx.keep({name!r})")
+        raise AttributeError(f"{name!r} is not set: no middleware of this iteration has set it")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.__dict__ and not name.startswith("_")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.__dict__[name] if name in self else default
+
+    def setdefault(self, name: str, default: Any) -> Any:
+        """Return an attribute; set it to the default first if it is not set in this iteration."""
+        if name not in self:
+            setattr(self, name, default)
+        return self.__dict__[name]
+
+    def keep(self, *names: str) -> None:
+        """Carry attributes over to all later iterations, whether they are set yet or not."""
+        self._kept.update(names)
+
+    def renew(self) -> Context:
+        """Return the context of the next iteration: kept attributes, and no others."""
+        new = Context(self.total_step + 1)
+        new.__dict__.update(_kept=self._kept, _lost=self._lost)
+        for name, setter in self._setters.items():
+            if name in self._kept:
+                new.__dict__[name], new._setters[name] = self.__dict__[name], setter
+            else:
+                self._lost[name] = f"{setter or 'other code'} set it in iteration {self.total_step}"
+        return new
+
+
+class SharedValues:
+    """The newest values that other nodes share, as attributes or by `get`: `task.parallel_ctx.get("train_iter", 0)`.
+
+    Names that are read one after the other have values of the same moment. Before a name is read again, as in a loop
+    that waits for a change, messages are looked at.
+    """
+
+    def __init__(self, look: Callable[[], object]):
+        self._look, self._values, self._read = look, dict[str, Any](), set[str]()
+
+    def update(self, values: dict[str, Any]) -> None:
+        """Take values that another node has sent; called as messages are handled."""
+        self._values = self._values | values
+
+    def __contains__(self, name: str) -> bool:
+        if name in self._read:
+            self._look()
+            self._read.clear()
+        self._read.add(name)
+        return name in self._values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._values[name] if name in self else default
+
+    def __getattr__(self, name: str) -> Any:
+        """Called where there is no such attribute."""
+        if name.startswith("_") or name not in self:
+            raise AttributeError(f"{name!r} is not set: no other node has shared it so far")
+        return self._values[name]
 
 
 def name_of(fn: Middleware) -> str:
@@ -31,10 +116,8 @@ def name_of(fn: Middleware) -> str:
 class StepTimer:
     """Times middleware, both halves together, nested ones below those that run them: `task.use_wrapper(StepTimer())`.
 
-    Args:
-        print_per_step: print a table every so many iterations; 0 prints none.
-        log: called with the table.
-        record: called after each iteration with `time/task/<middleware>`, its seconds in that iteration.
+    `log` gets a table every `print_per_step` iterations (0: never), `record` after each one the seconds of each
+    middleware in it, as `time/task/<middleware>`.
     """
 
     def __init__(
@@ -94,14 +177,9 @@ class Step:
                 timer.add(path, time.perf_counter() - started)
 
     def _start(self, ctx: Context) -> GeneratorType | None:
+        """Call the middleware; returns the generator that is suspended at its `yield`, if it is one."""
         result = self.fn(ctx)
-        if not isinstance(result, GeneratorType):
-            return None
-        try:
-            next(result)
-        except StopIteration:  # it returned before its `yield`
-            return None
-        return result
+        return result if isinstance(result, GeneratorType) and next(result, self) is not self else None
 
 
 def forward_beside(
@@ -113,8 +191,7 @@ def forward_beside(
     """
     stacks = [ExitStack() for _ in steps]
     futures = [
-        threads.submit(contextvars.copy_context().run, step.forward, ctx, own)
-        for step, own in zip(steps, stacks, strict=True)
+        threads.submit(copy_context().run, step.forward, ctx, own) for step, own in zip(steps, stacks, strict=True)
     ]
     try:
         while wait(futures, LOOK_SECONDS).not_done:

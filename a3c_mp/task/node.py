@@ -6,17 +6,18 @@ import math
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
 
+import torch
+
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import Closing
 from a3c_mp.processes.spawn import STARTING
-from a3c_mp.processes.supervisor import CLOSE_SECONDS, WAIT_SECONDS, Supervisor
+from a3c_mp.processes.supervisor import WAIT_SECONDS, Supervisor
 from a3c_mp.task.endpoint import check_tcp, number_of
-from a3c_mp.task.mailbox import Mailbox
 from a3c_mp.task.router import Router, Spoke
 from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
 
@@ -26,15 +27,62 @@ something; (what, value, why, fix) of a ConfigError"""
 ALL_RUNS = 2**31  # number of the run that ends with the program
 GONE_SECONDS = 5.0  # a node that has joined ends when node 0's machine has refused connections for so long
 PROBE_SECONDS = 1.0  # between two attempts to find out why node 0 does not answer, and the longest of them
+PENDING = 1000  # most messages in a mailbox
+PENDING_BYTES = 256 * 2**20  # of their tensors and texts; a message with more waits only while no other one does
+
+
+class Mailbox:
+    """Events that have arrived and have no handler, in order of arrival, of limited number and size.
+
+    Where there are too many, the oldest of the event that takes most of the room are dropped: it displaces no other.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[str, deque[Message]] = {}
+        self._bytes: Counter[str] = Counter()
+
+    def add(self, message: Message) -> str | None:
+        """Add a message; returns the event of which others were dropped for it."""
+        self._messages.setdefault(message.event, deque()).append(message)
+        self._bytes[message.event] += size_of(message.args)
+        dropped = None
+        while (number := sum(map(len, self._messages.values()))) > 1:
+            if number > PENDING:
+                dropped = max(self._messages, key=lambda event: len(self._messages[event]))
+            elif self._bytes.total() > PENDING_BYTES:
+                dropped = max(self._messages, key=lambda event: self._bytes[event])
+            else:
+                break
+            self.take(dropped)
+        return dropped
+
+    def take(self, event: str) -> Message | None:
+        """Remove and return the oldest message of an event; None if there is none."""
+        if event not in self._messages:
+            return None
+        message = self._messages[event].popleft()
+        self._bytes[event] -= size_of(message.args)
+        if not self._messages[event]:
+            del self._messages[event], self._bytes[event]
+        return message
+
+
+def size_of(value: Any) -> int:
+    """Bytes of the tensors and texts in a value that has arrived."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(size_of, value)) + sum(map(size_of, value.values()))
+    if isinstance(value, list):
+        return sum(map(size_of, value))
+    return len(value) if isinstance(value, str) else 8
 
 
 class Node(Closing):
     """One process of a task: its messages to the other nodes, and its labels; `Task(router=node)` uses it.
 
-    Args:
-        setup: what node 0 has prepared for this node; see `Role.prepare`.
-        beat: counts a heartbeat of this process; called with each look at messages.
-        report: sends kind and contents of a report to the process that has started this one.
+    `setup` is what `Role.prepare` has made, `beat` counts a heartbeat with each look at messages, `report` sends kind
+    and contents of a report to the process that has started this one.
     """
 
     def __init__(
@@ -67,10 +115,7 @@ class Node(Closing):
         self.report(REPORT_REFUSAL, error.what, str(error.value), error.why, error.fix)
 
     def begin_run(self) -> int:
-        """Begin to run a task, for the first time or again; returns the number of the run, the same one at all nodes.
-
-        A run ends where other nodes have ended theirs of the same number.
-        """
+        """Begin to run a task, until another node ends its run of the same number; returns that number."""
         self._run += 1
         self.finishing = self._ended_run >= self._run
         return self._run
@@ -78,8 +123,8 @@ class Node(Closing):
     def handle(self, event: str, handler: Callable[..., None], types: Sequence[type] | None = None) -> None:
         """Have an event handled by `handler(sender, *args)`, as this node looks at its messages.
 
-        A task looks before each middleware. Events that arrive before they have a handler wait for it, in a `Mailbox`.
-        Malformed ones are dropped with a warning: their arguments have other types, or the handler raises WireError.
+        Events that arrive before they have a handler wait for it. Malformed ones are dropped with a warning: their
+        arguments have other types, or the handler raises WireError.
         """
         with self._lock:
             self._handlers.setdefault(event, []).append((handler, types))
@@ -107,10 +152,9 @@ class Node(Closing):
             self.look()
 
     def wait_for(self, event: str, seconds: float = math.inf) -> Message | None:
-        """Return the oldest event of this name that has not been returned yet, and wait for it if there is none.
+        """Return the oldest event of this name, which has no handler, or wait for it; None once the task is to end.
 
-        For an event without a handler, which waits in a `Mailbox` whenever it arrives. Returns None once the task is
-        asked to end. Raises TimeoutError after `seconds`.
+        Raises TimeoutError after `seconds`.
         """
         assert event not in self._handlers, f"{event} has a handler, which gets it"
         deadline = time.monotonic() + seconds
@@ -177,8 +221,7 @@ class FirstNode(Node):
 class JoinedNode(FirstNode):
     """The first node of another machine, which has joined. It looks after the processes of the others there.
 
-    It waits for node 0 while the link is down, and ends when node 0 has. `log_line` is called when node 0 cannot be
-    reached, and when it can again.
+    It waits for node 0 while the link is down, which `log_line` gets to know, and ends when node 0 has.
     """
 
     def __init__(self, router: Spoke, supervisor: Supervisor, log_line: Callable[[str], Any]):
@@ -187,13 +230,6 @@ class JoinedNode(FirstNode):
         self._probed = time.monotonic()  # or connected
         self._refused_since: float | None = None
         self._is_lost = False  # which has been logged
-
-    def wait_for_others(self) -> None:
-        """Wait until the other nodes of this machine, or the whole task, have ended. Raises what `look` does."""
-        children = self.supervisor.children
-        while not all(child.is_done for child in children) and (self.router.peers or not self.finishing):
-            self.wait()
-        self.supervisor.await_own_end(CLOSE_SECONDS)
 
     def look(self) -> bool:
         """As `Node.look`. Raises WorkerError when node 0 was killed, or is that of another task."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -31,8 +31,7 @@ from a3c_mp.task.node import ALL_RUNS, REPORT_NAME, REPORT_REFUSAL, REPORT_RESUL
 from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.wire import FINISH, JOINED
 
-MAX_WAITING = 512 * 2**20
-"""bytes to and from nodes of other machines that may wait while node 0 of a `runner` computes"""
+MAX_WAITING = 512 * 2**20  # bytes to and from nodes of other machines that may wait while node 0 of a `runner` computes
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,11 @@ class Role:
     labels: tuple[str, ...] = ()  # besides "node.0", ...
     flag: str = "n_parallel_workers"  # that says how many such nodes there are; they share a restart budget
     niceness: int = 0
-    needs_result: bool = False
-    """an exception is final unless the node has reported a result before: a restart would not help"""
-    prepare: Callable[[], Any] = lambda: None
-    """makes what the node is given as `node.setup`; called before each start"""
-    on_restart: Callable[[str], Any] = print
-    """gets what happened, before the node is replaced"""
-    on_lost: Callable[[WorkerError], Any] | None = None
-    """gets the error that the node is given up for, and the task goes on; without it, the error ends the task"""
-    args: tuple[Any, ...] = ()
-    """arguments of `main` in this node, after those that all nodes get"""
+    needs_result: bool = False  # as of `Child`
+    prepare: Callable[[], Any] = lambda: None  # makes `node.setup`; called before each start
+    on_restart: Callable[[str], Any] = print  # gets what happened, before the node is replaced
+    on_lost: Callable[[WorkerError], Any] | None = None  # as of `Child`
+    args: tuple[Any, ...] = ()  # of `main` in this node, after those that all nodes get
 
 
 def supervise(
@@ -67,12 +61,10 @@ def supervise(
     beats = shared_counters(len(roles) + 1)[:-1]  # there is no empty shared memory
 
     def launch(index: int) -> tuple[Any, connection.Connection]:
-        role = roles[index]
-        pipe, child_end = mp.Pipe(duplex=False)
+        role, (pipe, child_end) = roles[index], mp.Pipe(duplex=False)
         with child_end:  # the child has a copy; with this one closed, its death reads as an end of file
             node_args = endpoints[index], beats[index : index + 1], role.niceness, role.prepare()
-            name = role.name.replace(" ", "-")
-            run_args = main, (*args, *role.args), node_args, child_end
+            run_args, name = (main, (*args, *role.args), node_args, child_end), role.name.replace(" ", "-")
             return start_child(run_node, run_args, name=name, daemon=True, group=True), pipe
 
     def on_message(index: int, report: tuple) -> None:
@@ -88,10 +80,7 @@ def supervise(
         elif refusal is not None:
             raise refusal
 
-    children = [
-        Child(role.name, partial(launch, index), role.flag, role.on_lost, role.needs_result)
-        for index, role in enumerate(roles)
-    ]
+    children = [Child(r.name, partial(launch, n), r.flag, r.on_lost, r.needs_result) for n, r in enumerate(roles)]
     supervisor = Supervisor(
         children, beats, on_message=on_message, on_restart=lambda index, text: roles[index].on_restart(text), **limits
     )
@@ -130,12 +119,7 @@ def start_nodes(
 ) -> Iterator[FirstNode]:  # fmt: skip
     """Start nodes on this machine, of which this process is node 0; replace those that fail, and end all of them.
 
-    Args:
-        main, args: each of the others is a process that runs `main(node, *args)`.
-        roles: of nodes 0, 1, ...
-        limits: as of `supervise`.
-        log: for what other nodes do wrong.
-        listen, settings: as of `local_endpoints`.
+    Arguments are those of `supervise`, `Router` and `local_endpoints`; `roles` are those of nodes 0, 1, ...
     """
     labels = [role.labels for role in roles]
     with ExitStack() as stack:
@@ -161,13 +145,12 @@ def join_nodes(
     log_line: Callable[[str], Any], limits: Mapping[str, Any],
     on_report: Callable[[Child, ConfigError | None], None] | None = None,
 ) -> Iterator[JoinedNode]:  # fmt: skip
-    """Start further nodes of this machine in the task that `router` has joined, and wait at the end for all of them.
+    """Start further nodes of this machine in the task that `router` has joined, and wait until they, or the task, end.
 
     Each is a process with a connection of its own; arguments as of `supervise`. Raises WorkerError where the task is
     killed, or a node here is given up.
     """
-    dials, key_file = router.endpoint.dials, router.endpoint.key_file
-    endpoints = [Endpoint(dials=dials, labels=role.labels, key_file=key_file) for role in roles]
+    endpoints = [replace(router.endpoint, labels=role.labels) for role in roles]
     supervisor = supervise(main, args, roles, endpoints, limits, on_report)
     node = JoinedNode(router, supervisor, log_line)
     with ExitStack() as stack:
@@ -175,7 +158,9 @@ def join_nodes(
         stack.callback(supervisor.stop)
         supervisor.start()
         yield node
-        node.wait_for_others()
+        while not all(child.is_done for child in supervisor.children) and (router.peers or not node.finishing):
+            node.wait()
+        supervisor.await_own_end(CLOSE_SECONDS)
 
 
 def run_joined_nodes(
@@ -184,9 +169,7 @@ def run_joined_nodes(
 ) -> None:  # fmt: skip
     """Run nodes as `join_nodes`, until the task has ended; this process only looks after them.
 
-    Raises:
-        ConfigError: the task has no place for a node; one that has lost its place ends alone if there are others.
-        WorkerError: the task was killed, a node failed before its first result, or the restart budget is spent.
+    Raises ConfigError if the task has no place for a node; one that loses its place ends alone if there are others.
     """
 
     def on_report(child: Child, refusal: ConfigError | None) -> None:
@@ -231,9 +214,9 @@ def runner(
         raise ConfigError("n_parallel_workers", n_parallel_workers, why, "raise it")
     if listen is not None and attach_to is not None:
         raise ConfigError("attach-to", attach_to, "a node that joins does not listen", "leave listen out")
-    roles = [Role(f"node {number}") for number in range(n_parallel_workers)]
-    for number, own in enumerate(labels):
-        roles[number] = replace(roles[number], labels=(own,) if isinstance(own, str) else tuple(own))
+    all_labels = [(own,) if isinstance(own, str) else tuple(own) for own in labels]
+    all_labels += [()] * (n_parallel_workers - len(labels))
+    roles = [Role(f"node {number}", own) for number, own in enumerate(all_labels)]
     limits = {"max_restarts": max_restarts, "hang_seconds": middleware_seconds, "hang_setting": "middleware_seconds"}
     limits["stopped_seconds"] = hang_seconds
     key = None if key_file is None else Path(key_file)
@@ -248,9 +231,8 @@ def runner(
                 first = Endpoint(dials=attach_to, labels=roles[0].labels, key_file=key)
                 with Spoke(first) as router, join_nodes(*others_run, roles[1:], router, print, limits) as node:
                     return main(node, *args)
-            settings: dict[str, Any] = {"listen": listen, "key_file": key, "greeting": {"run": secrets.token_hex(8)}}
-            settings["max_waiting"] = MAX_WAITING
-            with start_nodes(*others_run, roles, limits=limits, **settings) as node:
+            own: dict[str, Any] = {"key_file": key, "greeting": {"run": token_hex(8)}, "max_waiting": MAX_WAITING}
+            with start_nodes(*others_run, roles, limits=limits, listen=listen, **own) as node:
                 node.handle(JOINED, joined.add)
                 while not (others <= joined or node.finishing):
                     node.wait()

@@ -10,9 +10,11 @@ import itertools
 import logging
 import math
 import os
+import threading
 import time
 from contextlib import suppress
 from multiprocessing import connection
+from typing import Any, NamedTuple, Self
 
 import zmq
 
@@ -20,19 +22,152 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.processes.program import differences
 from a3c_mp.task.endpoint import COPY_IT, FLAG, Endpoint, KeyPair, is_tcp, node_name
 from a3c_mp.task.limits import LimitedListener
-from a3c_mp.task.links import Link, Router
-from a3c_mp.task.sockets import Dialer, Frames, Listener
-from a3c_mp.task.wire import JOINED, WireError, encode
+from a3c_mp.task.sockets import Dialer, Listener, RateLimitedLog
+from a3c_mp.task.wire import JOINED, LEFT, Message, WireError, decode, encode
 
 HELLO, WELCOME, REFUSED = "node.hello", "node.welcome", "node.refused"
 """to join: the node that dials says who it is, and is let in or not"""
-UNFIT = "node.unfit"  # of a node that has found that it cannot take part: (why), for the log of node 0
+UNFIT = "node.unfit"  # of a node that cannot take part: (why), for the log of node 0
 DROPPED = "node.dropped"  # to a node that did not read: it has to join again
 
 WELCOME_SECONDS = 10.0  # longest wait for node 0 over TCP, where authentication fails without a word
 LOCAL_WELCOME_SECONDS = 60.0  # the same on this machine, where it may be busy with its start
 PROBE_SECONDS = 0.5  # between two looks whether nodes are gone
+BATCH = 500  # most messages of a socket in one look
+ZERO_COPY_RECV = 10  # option of zmq: without it, no message holds the 8 KiB that it has arrived in
+LINGER_MS = 1500  # longest wait at the end for what is on its way
 BAD_KEYS = 3  # handshakes that fail in a row, before the first success, until the key counts as wrong
+
+
+class Link(NamedTuple):
+    """A session with another node, from its welcome to its end."""
+
+    name: str
+    port: Any  # the Listener or Dialer
+    instance: str  # random id of the node's process, the same when it joins again
+
+
+class Router:
+    """What both ends of a connection share; to be used in a `with` block. What others do wrong goes to `log`.
+
+    Messages arrive in their sender's order, each once, as long as the two stay connected. A node that leaves and joins
+    again begins a new session: what was under way is lost.
+    """
+
+    def __init__(self, endpoint: Endpoint, log: logging.Logger | None = None):
+        self.endpoint, self.name, self.greeting = endpoint, node_name(endpoint.number), endpoint.greeting
+        self.log = RateLimitedLog(log or logging.getLogger(__name__))
+        self.is_active = bool(endpoint.binds or endpoint.dials)  # there are, or may be, other nodes
+        self._ports: list[Any] = []
+        self._links: dict[bytes, Link] = {}  # token of the session -> link
+        self._dropped: dict[bytes, Any] = {}  # of a session with a node that did not read -> port
+        self._received: list[Message] = []
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Self:
+        """Bind, or join node 0. Raises ConfigError for an invalid address or key, or if node 0 refuses or is silent."""
+        key = self.endpoint.load_key()
+        self._context = zmq.Context(io_threads=1 if key is None else 2)
+        if key is not None:
+            with suppress(zmq.ZMQError):  # a zmq without the option
+                self._context.set(ZERO_COPY_RECV, 0)
+        try:
+            self._open(key)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Send what is under way, for a second or two at most."""
+        with self._lock:
+            for port in self._ports:
+                port.close(LINGER_MS)
+            self._context.term()
+            self._ports.clear()
+            self._links.clear()
+
+    @property
+    def peers(self) -> list[str]:
+        """Names of the nodes that are connected now: at node 0 all others, elsewhere node 0."""
+        return [link.name for link in self._links.values()]
+
+    @property
+    def files(self) -> list[Any]:
+        """Become readable when there may be something to receive; for a wait after `receive` found nothing."""
+        with self._lock:
+            return [port.socket.FD for port in self._ports]
+
+    def send(self, event: str, *args: Any, to: str = "*") -> None:
+        """Send an event to the node `to`, or to all that this one is connected to, without waiting; from any thread.
+
+        Raises TypeError and ValueError as `encode`.
+        """
+        with self._lock:
+            if links := self._links_to(to):
+                frames = encode(event, args)
+                for token, link in links:
+                    try:
+                        link.port.send(token, frames)
+                    except zmq.Again:
+                        self.log.warning("a node does not read; dropped with what waited for it", link.name)
+                        self._end(token)
+                        self._dropped[token] = link.port
+
+    def receive(self) -> list[Message]:
+        """All messages that have arrived since the last call, in order of arrival."""
+        with self._lock:
+            if self._ports:
+                self._read()
+            received, self._received = self._received, []
+            return received
+
+    def allow(self, name: str, size: int) -> None:
+        """Let so many bytes wait for or from a node of another machine, besides what any of them may have waiting."""
+        with self._lock:
+            for token, link in self._links_to(name):
+                link.port.allow(token, size)
+
+    def record_fault(self, name: str) -> None:
+        """Count a message of a node that is malformed or was not expected; one that sends many is cut off."""
+        with self._lock:
+            for token, link in self._links_to(name):
+                link.port.record_fault(token)
+
+    def _links_to(self, name: str) -> list[tuple[bytes, Link]]:
+        return [(token, link) for token, link in self._links.items() if name in ("*", link.name)]
+
+    def _open(self, key: KeyPair | None) -> None: ...  # bind, or connect
+    def _read(self) -> None: ...  # read what has arrived; then end the sessions of nodes that are gone
+    def _on_protocol(self, port: Any, token: bytes, event: str, args: list) -> None: ...  # of the other router
+
+    def _read_port(self, port: Any) -> bool:
+        """Handle what has arrived at a port; returns whether that was all."""
+        arrived, have_read_all = list(itertools.islice(port.received(), BATCH)), not port.has_more()
+        for token, frames in arrived:
+            sender = self._links[token].name if token in self._links else None
+            try:
+                if any(map(len, frames)):  # an empty message finds out whether this node is there
+                    event, args = decode(frames)
+                    if event.startswith("node."):
+                        self._on_protocol(port, token, event, args)
+                    elif sender is not None:  # else it is of a session that has ended
+                        if self.endpoint.accepts and not port.is_local and event not in self.endpoint.accepts:
+                            raise WireError(f"unexpected {event[:20]!r}")
+                        self._received.append(Message(sender, event, args))
+            except (WireError, ValueError, TypeError, zmq.Again) as error:
+                text = "message from a node that has not joined dropped" if sender is None else "message dropped"
+                self.log.warning(text, error if sender is None else f"{sender}: {error}")
+                port.record_fault(token)
+        return have_read_all
+
+    def _begin(self, token: bytes, link: Link) -> None:
+        self._links[token] = link
+        self._received.append(Message(link.name, JOINED, []))
+
+    def _end(self, token: bytes) -> None:
+        if (link := self._links.pop(token, None)) is not None:
+            self._received.append(Message(link.name, LEFT, []))
 
 
 class Hub(Router):
@@ -40,9 +175,7 @@ class Hub(Router):
 
     def __init__(self, endpoint: Endpoint, log: logging.Logger | None = None):
         super().__init__(endpoint, log)
-        self._dropped: dict[bytes, Listener] = {}  # sessions of nodes that did not read
-        self._numbers = itertools.count(endpoint.num_nodes)  # of nodes that join
-        self._probed = 0.0
+        self._numbers, self._probed = itertools.count(endpoint.num_nodes), 0.0  # the former: of nodes that join
 
     @property
     def addresses(self) -> list[str]:
@@ -51,54 +184,31 @@ class Hub(Router):
     def _open(self, key: KeyPair | None) -> None:
         for address in self.endpoint.binds:
             if key is not None and is_tcp(address):
-                self._ports.append(LimitedListener(self._context, self.endpoint, address, key, self._lock))
+                self._ports.append(LimitedListener(self._context, self.endpoint, address, key, self.log, self._lock))
             else:
                 self._ports.append(Listener(self._context, address))
-
-    def _send(self, token: bytes, link: Link, frames: Frames) -> None:
-        try:
-            link.port.send(token, frames)
-        except zmq.Again:
-            self.log.warning("a node does not read; dropped with what waited for it", link.name)
-            self._end(token)
-            self._dropped[token] = link.port
 
     def _read(self) -> None:
         lost = []
         if time.monotonic() - self._probed > PROBE_SECONDS:
             self._probed = time.monotonic()
-            lost = self._find_lost()
-        for port in self._ports:
-            while port.warnings:
-                self.log.warning(*port.warnings.popleft())
+            # zmq does not report the end of a session, but an empty message to a node that is gone fails.
+            for token, link in self._links.items():
+                with suppress(zmq.Again):  # it does not read, and is dropped with the next real message
+                    if not link.port.send(token, [b""]):
+                        lost.append(token)
+            for token, port in list(self._dropped.items()):
+                with suppress(zmq.Again):
+                    port.send(token, encode(DROPPED, []))
+                    del self._dropped[token]
         have_read_all = [self._read_port(port) for port in self._ports]
-        if all(have_read_all):
-            for token in lost:
-                self._end(token)
-
-    def _find_lost(self) -> list[bytes]:
-        """Tokens of the sessions that have ended; what has arrived in them can still be read."""
-        lost = []
-        # zmq does not report the end of a session, but an empty message to a node that is gone fails.
-        for token, link in self._links.items():
-            with suppress(zmq.Again):  # it does not read, and is dropped with the next real message
-                if not link.port.send(token, [b""]):
-                    lost.append(token)
-        for token, port in list(self._dropped.items()):
-            with suppress(zmq.Again):
-                port.send(token, encode(DROPPED, []))
-                del self._dropped[token]
-        return lost
-
-    def _check_event(self, port: Listener, event: str) -> None:
-        if not port.is_local and self.endpoint.accepts and event not in self.endpoint.accepts:
-            raise WireError(f"unexpected {event[:20]!r}")
+        for token in lost if all(have_read_all) else ():  # what has arrived before their end can still be read
+            self._end(token)
 
     def _on_protocol(self, port: Listener, token: bytes, event: str, args: list) -> None:
         """Let a node in, at its hello."""
         if event == UNFIT and token in self._links:
-            [why] = args
-            self.log.warning("a node with another environment was refused", why)
+            self.log.warning("a node with another environment was refused", *args)
             return
         if event != HELLO or token in self._links:
             raise WireError(f"unexpected {event[:20]!r}")
@@ -136,11 +246,6 @@ class Spoke(Router):
     """The router of any other node: joins node 0, and joins again when the connection was lost."""
 
     differs = ""  # of its versions from those of node 0, without harm
-
-    def report_unfit(self, why: str) -> None:
-        """Report to node 0 why this node cannot take part; raises ConfigError."""
-        self.send(UNFIT, why)
-        raise ConfigError("attach-to", self.endpoint.dials, f"this node is refused: {why}", "install the same versions")
 
     def _open(self, key: KeyPair | None) -> None:
         self._key, self._instance, self._failures = key, os.urandom(8).hex(), 0

@@ -1,7 +1,5 @@
 """The two ends of connections: a `Listener` that nodes connect to, and a `Dialer` that connects to node 0.
 
-On TCP, where anyone can connect, the listener is a `LimitedListener`.
-
 Each connection is a session with a random token, which is its routing id. A session that ends does not come back:
 another one has a socket and a token of its own, so nothing that was sent in the old session arrives late.
 """
@@ -9,9 +7,10 @@ another one has a socket and a token of its own, so nothing that was sent in the
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +33,20 @@ RECONNECT_SECONDS = 0.5  # shortest time between two attempts to connect
 FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 ENDED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED  # of a connection, or of an attempt to connect
 Frames = list[Any]  # bytes and zmq frames, without the routing id
+
+
+class RateLimitedLog:
+    """Logs warnings that other nodes can cause without end: the 1st, 2nd, 4th, 8th, ... time."""
+
+    def __init__(self, log: logging.Logger):
+        self._log = log
+        self._counts: Counter[str] = Counter()
+
+    def warning(self, text: str, detail: object = "") -> None:
+        """Count a warning. What differs each time, such as the words of another node, is its `detail`, in one line."""
+        self._counts[text] += 1
+        if (total := self._counts[text]).bit_count() == 1:
+            self._log.warning(f"{text} ({total} so far)" + (f": {str(detail)!r:.200}" if detail else ""))
 
 
 class _Port:
@@ -61,14 +74,10 @@ class _Port:
         """Whether a message has arrived."""
         return _has_more(self.socket)
 
-    def admit(self, token: bytes, name: str) -> None:
-        """The session is that of a node from now on."""
-
-    def allow(self, token: bytes, size: int) -> None:
-        """So many bytes may wait in a session, besides those that any node may have waiting."""
-
-    def record_fault(self, token: bytes) -> None:
-        """Count a malformed or unexpected message of a session."""
+    # Of a `LimitedListener`:
+    def admit(self, token: bytes, name: str) -> None: ...  # the session is that of a node from now on
+    def allow(self, token: bytes, size: int) -> None: ...  # so many bytes may wait, besides those that any node may
+    def record_fault(self, token: bytes) -> None: ...  # count a malformed or unexpected message of the session
 
     def _messages(self) -> Iterator[Frames]:
         while _has_more(self.socket):
@@ -86,7 +95,6 @@ class Listener(_Port):
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None = None):
         super().__init__(context, zmq.ROUTER)
-        self.warnings: deque[tuple[str, str]] = deque(maxlen=1000)  # (text, detail) to be logged
         self.socket.router_mandatory = True  # sending to a node that is gone is an error, not silence
         try:
             self._bind(context, address, key)
@@ -130,15 +138,14 @@ class Dialer(_Port):
             self.socket.ipv6 = True
         self.socket.connect(address)
 
-    def send(self, token: bytes, frames: Frames) -> bool:
-        """Send to node 0; returns False if the session has ended, or ends because too much waits for it."""
+    def send(self, token: bytes, frames: Frames) -> None:
+        """Send to node 0, unless the session has ended; where too much waits for it, it ends."""
         self._read_events()
         if not self._has_ended:
             try:
                 self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 self._has_ended = True
-        return not self._has_ended
 
     def received(self) -> Iterator[tuple[bytes, Frames]]:
         return ((self.token, frames) for frames in self._messages())

@@ -14,9 +14,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task.context import Context, SharedValues
 from a3c_mp.task.endpoint import Endpoint, node_name
-from a3c_mp.task.middleware import Middleware, Step, StepTimer, forward_beside, name_of
+from a3c_mp.task.middleware import Context, Middleware, SharedValues, Step, StepTimer, forward_beside, name_of
 from a3c_mp.task.node import Node
 from a3c_mp.task.router import Hub
 from a3c_mp.task.wire import FINISH, JOINED, encode
@@ -26,26 +25,22 @@ MODES = "standalone", "distributed", "async"  # labels that a task has or has no
 
 
 class Task:
-    """Loop of middleware; to be used in a `with` block.
+    """Loop of middleware; to be used in a `with` block. `router` connects it to the tasks of other nodes.
 
-    Its labels are those of the node, its name, "standalone" or "distributed", and "async".
-
-    Args:
-        async_mode: the forward halves of an iteration run at the same time, each in a thread, and all have ended before
-            the way back begins. What one middleware sets, another can rely on in the next iteration only.
-        router: to the tasks of other nodes.
+    Its labels are those of the node, its name, "standalone" or "distributed", and "async": in `async_mode` the forward
+    halves of an iteration run at the same time, each in a thread, and all have ended before the way back begins. What
+    one middleware sets, another can rely on in the next iteration only.
     """
 
     def __init__(self, *, async_mode: bool = False, router: Node | None = None):
         self.async_mode, self.router = async_mode, router or Node(Hub(Endpoint()))
         own = ["distributed" if self.router.is_active else "standalone", *(["async"] if async_mode else [])]
         self.labels = (*own, self.router.name, *self.router.labels)
-        self.ctx = Context()
+        self.ctx = Context(-1)  # before the first iteration
         self.parallel_ctx = SharedValues(self._poll)
         self._thread = threading.get_ident()  # that looks at messages
         self._middleware: list[Step] = []
         self._timers: list[StepTimer] = []
-        self._has_run = False
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
         self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
@@ -65,7 +60,13 @@ class Task:
         Raises ConfigError if no node has such a label, unless nodes that may join could have it.
         """
         if filter_labels is not None and not _match(filter_labels, self.labels):
-            self._check_filter(filter_labels)
+            known, given = self.router.known_labels if self.router.is_active else self.labels, ", ".join(filter_labels)
+            if known and not _match(filter_labels, (*known, *MODES)):
+                if not self.router.others_may_join:
+                    why = f"no node has such a label; there are {', '.join(known)}"
+                    raise ConfigError("filter-labels", given, why, "name one of these")
+                if self.router.name == node_name(0):
+                    self.router.log.warning(f"filter-labels={given}: waits for a node with such a label to join")
             return self
         self._middleware.append(Step(fn, name or name_of(fn), self._timers))
         return self
@@ -94,24 +95,20 @@ class Task:
         """Run so many iterations, or until one sets `ctx.finish`, or another node ends the run.
 
         `ctx.finish` is true on the way back of the last iteration, whose context is returned; where another node has
-        ended the run, it is true as soon as this node has looked at its messages. An exception of a
-        middleware is raised unless an earlier one, suspended around it, handles it. A second call goes on where the
-        first one has ended: steps are counted on, and attributes that were kept are there.
+        ended the run, as soon as this node has looked at its messages. An exception of a middleware is raised unless an
+        earlier one, suspended around it, handles it. A second call goes on where the first one has ended.
         """
         assert self._middleware, "the task has no middleware"
         self._thread, run = threading.get_ident(), self.router.begin_run()
-        if self._has_run:
-            self.ctx = self.ctx.renew()
-        self._has_run = True
-        last_step = None if max_step is None else self.ctx.total_step + max_step - 1
+        last_step = None if max_step is None else self.ctx.total_step + max_step
         with ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
-            while True:
+            is_over = False
+            while not is_over:
+                self.ctx = self.ctx.renew()
                 self._iterate(threads, last_step)
                 for timer in self._timers:
                     timer.end_iteration(self.ctx.total_step)
-                if self.ctx.finish:
-                    break
-                self.ctx = self.ctx.renew()
+                is_over = self.ctx.finish
         if not self.router.finishing or self.router.name == node_name(0):  # which passes on what another one has ended
             self.router.send(FINISH, run)
         return self.ctx
@@ -139,20 +136,9 @@ class Task:
             self.ctx.finish = True
 
     def _poll(self) -> None:
-        """Look while a middleware waits, unless it runs in a thread: then this task's own thread looks meanwhile."""
+        """Look while a middleware waits, unless it runs in a thread: this task's own thread looks meanwhile."""
         if threading.get_ident() == self._thread:
             self.router.look()
-
-    def _check_filter(self, patterns: Sequence[str]) -> None:
-        """Refuse a filter that no node of the task can match."""
-        known, given = self.router.known_labels if self.router.is_active else self.labels, ", ".join(patterns)
-        if not known or _match(patterns, (*known, *MODES)):
-            return
-        if not self.router.others_may_join:
-            why = f"no node has such a label; there are {', '.join(known)}"
-            raise ConfigError("filter-labels", given, why, "name one of these")
-        if self.router.name == node_name(0):
-            self.router.log.warning(f"filter-labels={given}: waits for a node with such a label to join")
 
     def _send_shared(self) -> None:
         """Send what has changed, also inside of a list or a tensor, and once a node has joined what was sent before."""

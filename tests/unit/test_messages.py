@@ -23,8 +23,8 @@ from a3c_mp.task import limits as limits_module
 from a3c_mp.task import router as router_module
 from a3c_mp.task import sockets as sockets_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, make_key
-from a3c_mp.task.links import RateLimitedLog
 from a3c_mp.task.router import Hub, Spoke
+from a3c_mp.task.sockets import RateLimitedLog
 from a3c_mp.task.wire import JOINED, LEFT, encode
 
 

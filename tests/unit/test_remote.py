@@ -27,12 +27,10 @@ from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.progress import Progress
 from a3c_mp.task import exchange, parallel
-from a3c_mp.task import mailbox as mailbox_module
 from a3c_mp.task import node as node_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.exchange import NodeChannel, NodePool
-from a3c_mp.task.mailbox import PENDING
-from a3c_mp.task.node import ALL_RUNS, REPORT_REFUSAL, FirstNode, JoinedNode, Node
+from a3c_mp.task.node import ALL_RUNS, PENDING, REPORT_REFUSAL, FirstNode, JoinedNode, Node
 from a3c_mp.task.parallel import Role, run_joined_nodes
 from a3c_mp.task.wire import FINISH, Message
 
@@ -105,11 +103,11 @@ def test_events_of_ever_other_names_cost_few_warnings(nodes, tape):
 
 
 def test_a_flood_of_one_event_displaces_no_other_and_the_room_is_limited(tape):
-    mailbox = mailbox_module.Mailbox()
+    mailbox = node_module.Mailbox()
     mailbox.add(Message("node.1", "rare", []))
     dropped = [mailbox.add(Message("node.1", "flood", [number])) for number in range(PENDING + 5)]
     assert Counter(dropped) == {None: PENDING - 1, "flood": 6}
-    half = torch.zeros(mailbox_module.PENDING_BYTES // 2, dtype=torch.uint8)
+    half = torch.zeros(node_module.PENDING_BYTES // 2, dtype=torch.uint8)
     assert [mailbox.add(Message("node.1", "large", [{"a": [half]}])) for _ in range(3)] == ["flood", "large", "large"]
     assert mailbox.take("rare") is not None
     for event, kept in (("rare", 0), ("large", 1), ("flood", PENDING - 3)):

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task.context import Context
-from a3c_mp.task.middleware import StepTimer
+from a3c_mp.task.middleware import Context, StepTimer
 from a3c_mp.task.task import SHARE, Task
 from a3c_mp.task.wire import FINISH, JOINED
 
