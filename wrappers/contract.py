@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from copy import deepcopy
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,25 +23,8 @@ STEP = "observation", "reward", "terminated", "truncated", "info"
 FLAGS = bool | int | np.bool_ | np.integer
 
 
-class Heartbeats(Protocol):
-    """What is called while environments are made and stepped, each of which may take long."""
-
-    def starting(self) -> None:
-        """Called before each environment is made."""
-
-    def beat(self) -> None:
-        """Called after each reset and each step of an environment."""
-
-
-class _Unwatched:
-    def starting(self) -> None:
-        pass
-
-    beat = starting
-
-
-UNWATCHED: Heartbeats = _Unwatched()
-"""`Heartbeats` that go nowhere"""
+UNWATCHED: Any = SimpleNamespace(starting=lambda: None, beat=lambda: None)
+"""`heartbeats` that go nowhere: `starting` is called before an environment is made, `beat` after each reset and step"""
 
 
 class BrokenContract(ValueError):

@@ -19,7 +19,7 @@ from a3c_mp.algorithms.task_settings import RoleArgs, check_message_sizes, check
 from a3c_mp.data.actor import Fill, Memory
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import is_valid
-from a3c_mp.processes.pool import NICENESS, WorkerPool
+from a3c_mp.processes.pool import NICENESS
 from a3c_mp.run.evaluate import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.learner import Learner, Processes, Setup
 from a3c_mp.run.preflight import probe_env
@@ -102,7 +102,7 @@ def roles_of(args: RoleArgs, learner: Learner, evaluator: Any) -> list[Role]:
 class NodeCarrier(Processes):
     """The carrier of a task: collectors are its nodes, or in a standalone task run in the learner's process."""
 
-    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> WorkerPool:
+    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> Any:
         if args.standalone:
             return LocalPool(**pool)
         space = memory.states.layout.action_space

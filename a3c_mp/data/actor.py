@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.data.resume_states import ActorState
-from a3c_mp.processes.pool import ActorChannel, Token
+from a3c_mp.processes.pool import Token
 from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.seeds import derive_seeds, seed_global_generators
 from a3c_mp.wrappers import make_vec_env, obs_hashes
@@ -81,7 +81,7 @@ def run_actor(channel: WorkerChannel, make_actor: Callable[..., Fill], args: Any
         channel.send(token.slot, fill(token))
 
 
-def make_envs(args: CommonArgs, channel: ActorChannel) -> VectorEnv:
+def make_envs(args: CommonArgs, channel: Any) -> VectorEnv:
     """Make an actor's vector environment, seeded for this actor, and closed however the process ends."""
     env_seed, _ = derive_seeds(args.seed, *channel.seed_key)
     seed_global_generators(env_seed)
@@ -96,7 +96,7 @@ def make_envs(args: CommonArgs, channel: ActorChannel) -> VectorEnv:
 class Games:
     """Games in progress in an actor's environments: new ones, or rebuilt to where a predecessor stopped."""
 
-    def __init__(self, env: Any, channel: ActorChannel):
+    def __init__(self, env: Any, channel: Any):
         self.stats = EpisodeStats(env.num_envs)
         state: ActorState = channel.restored or ActorState()
         self.rollouts, self.messages, self.successor_state = state.rollouts, state.messages, state.successor_state

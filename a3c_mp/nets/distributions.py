@@ -14,13 +14,11 @@ import gymnasium
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from a3c_mp.wrappers import ActionScaling
+from a3c_mp.wrappers import ACTIONS, ActionScaling, num_choices
 
-ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
-"""action spaces that there are distributions for"""
 MASKED = -1e30
 """logit of an action that is not allowed: its probability is exactly 0, and every term of a loss stays finite"""
 LOWEST_ALLOWED = -1e29
@@ -132,18 +130,9 @@ class DiagonalGaussian(NamedTuple):
 Distribution = Categorical | MultiCategorical | DiagonalGaussian
 
 
-def category_sizes(space: gymnasium.Space) -> list[int]:
-    """Number of choices in each part of an action; none for continuous actions."""
-    if isinstance(space, Discrete):
-        return [int(space.n)]
-    if isinstance(space, MultiDiscrete):
-        return [int(size) for size in space.nvec.flatten()]
-    return [2] * int(np.prod(space.shape)) if isinstance(space, MultiBinary) else []
-
-
 def num_outputs(space: gymnasium.Space) -> int:
     """How many outputs a policy needs: a logit for each choice, or the mean of each dimension."""
-    return sum(category_sizes(space)) or int(np.prod(space.shape or ()))
+    return int(num_choices(space).sum()) or int(np.prod(space.shape or ()))
 
 
 def num_params(space: gymnasium.Space) -> int:
@@ -153,9 +142,9 @@ def num_params(space: gymnasium.Space) -> int:
 
 def is_valid(space: gymnasium.Space, actions: Tensor) -> bool:
     """Whether actions [..., *shape] are among the choices of a space; continuous ones may lie outside, but not NaN."""
-    if not (sizes := category_sizes(space)):
+    if isinstance(space, Box):
         return bool(actions.isfinite().all())
-    return bool(((actions >= 0) & (actions < torch.tensor(sizes).view(space.shape or ()))).all())
+    return bool(((actions >= 0) & (actions < torch.from_numpy(num_choices(space)).view(space.shape or ()))).all())
 
 
 class ActionHead(nn.Module):
@@ -174,7 +163,7 @@ class ActionHead(nn.Module):
         super().__init__()
         if not isinstance(space, ACTIONS) or np.any(getattr(space, "start", 0)):
             raise ValueError(f"there is no policy for actions {space}; discrete ones must start from 0")
-        self.space, self.num_outputs, self.sizes = space, num_outputs(space), category_sizes(space)
+        self.space, self.num_outputs, self.sizes = space, num_outputs(space), num_choices(space).tolist()
         self.mean_limit = mean_limit
         if isinstance(space, Box):
             self.log_std = nn.Parameter(torch.full((self.num_outputs,), log_std_init))

@@ -15,21 +15,18 @@ from torch import Tensor, nn
 from a3c_mp.nets.obs_norm import ObsNorm
 
 
-def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dtype:
-    """Return bfloat16 or float32, for `--precision {auto,fp32,bf16}`.
+def acting_dtype(precision: str, net: nn.Module, device: torch.device | None = None) -> torch.dtype:
+    """Return bfloat16 or float32, for `--precision {auto,fp32,bf16}`: what actors hold the weights of a net in.
+
+    `device` is that of the actors, by default the net's; `net.norm` is an `ObsNorm`.
 
     bfloat16 is for nets on images. Vectors stay in float32: a bfloat16 has 8 bits, enough for a pixel, but not for a
     position far from 0, and small nets are bound by call overhead. `auto` uses it where the hardware supports it
     natively (AMX, AVX-512 BF16, CUDA capability 8.0 and newer). `fp32` leaves torch's own setting of TF32 as it is.
     """
-    bf16 = precision == "bf16" or (precision == "auto" and has_native_bf16(device))
-    return torch.bfloat16 if image and bf16 else torch.float32
-
-
-def acting_dtype(precision: str, net: nn.Module) -> torch.dtype:
-    """Return the `compute_dtype` of a net with an `ObsNorm` as `net.norm`; actors hold their weights in it."""
     assert isinstance(net.norm, ObsNorm), net
-    return compute_dtype(precision, net.norm.shift.device, net.norm.image)
+    bf16 = precision == "bf16" or (precision == "auto" and has_native_bf16(device or net.norm.shift.device))
+    return torch.bfloat16 if net.norm.image and bf16 else torch.float32
 
 
 def autocast(precision: str, net: nn.Module) -> AbstractContextManager:

@@ -108,7 +108,8 @@ def shared_bytes(size: int) -> Tensor:
     Raises:
         MemoryError: too little memory is free, or a limit of this process forbids it; says how much is needed.
     """
-    check_shared_memory(size)
+    if size > (free := free_memory()):
+        raise MemoryError(f"{_mib(size)} of shared memory is needed, {free // MIB:,} MiB of memory is free")
     try:
         with open(os.memfd_create("a3c_mp"), "rb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
@@ -123,12 +124,6 @@ def shared_bytes(size: int) -> Tensor:
 def shared_counters(count: int) -> Tensor:
     """Allocate counters in shared memory, as `shared_bytes` does: zeros, int64 [count]."""
     return shared_bytes(count * torch.int64.itemsize).view(torch.int64)
-
-
-def check_shared_memory(needed: int) -> None:
-    """Raise MemoryError if fewer than `needed` bytes of memory are free; it says how many are needed and free."""
-    if needed > (free := free_memory()):
-        raise MemoryError(f"{_mib(needed)} of shared memory is needed, {free // MIB:,} MiB of memory is free")
 
 
 def free_memory() -> int:

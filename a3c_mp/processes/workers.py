@@ -23,7 +23,7 @@ import torch
 import torch.multiprocessing as mp
 
 from a3c_mp.errors import Terminated
-from a3c_mp.processes.pool import Closing, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
+from a3c_mp.processes.pool import Closing, Filled, SlotLedger, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import MAX_MESSAGE, STARTING, raise_terminated, run_supervised, start_child
 from a3c_mp.processes.supervisor import Child, Supervisor
@@ -44,7 +44,7 @@ class Workers:
     """
 
     def __init__(
-        self, target: Callable[..., None], num_workers: int, args: tuple, *, states: StateSource | None = None,
+        self, target: Callable[..., None], num_workers: int, args: tuple, *, states: Any = None,
         options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
         self.target, self.args, self.states, self.on_restart = target, args, states, on_restart
@@ -145,7 +145,7 @@ class WorkerChannel(Closing):
     """numbers that its seeds follow from: agent steps of the run at the start, the actor's number, restarts so far.
     Where nothing can be restored, the last one keeps a successor from playing the same games again
     """
-    restored: Any  # what `StateSource.record_start` returned: the state to continue from, or None
+    restored: Any  # what `ResumeStates.record_start` returned: the state to continue from, or None
     token_pipe: connection.Connection
     result_pipe: connection.Connection
     beats: torch.Tensor  # int64 [workers] in shared memory: heartbeats

@@ -15,7 +15,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.pool import Closing, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
+from a3c_mp.processes.pool import Closing, Filled, SlotLedger, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.task.endpoint import number_of
@@ -35,7 +35,7 @@ class Pool:
     """The learner's end of its collectors; arguments as of `Workers`."""
 
     def __init__(
-        self, num_workers: int, *, states: StateSource, options: WorkerOptions,
+        self, num_workers: int, *, states: Any, options: WorkerOptions,
         on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
         self.ledger = SlotLedger(num_workers, options)
