@@ -22,12 +22,9 @@ cv2.setNumThreads(0)  # each actor is a process; more threads would compete for 
 FIRE = 1
 FRAME_SKIP = 4
 """emulator frames for one agent step: an action is repeated, the last two frames are max-pooled (Mnih et al. 2015)"""
-NUM_FRAMES = 4
-"""frames of an observation, 84 x 84, oldest first, zeros before the first"""
-NOOP_MAX = 30
-"""a game begins with 0 to NOOP_MAX - 1 no-ops, so that games differ (Mnih et al. 2015)"""
-MAX_FRAMES = 108_000
-"""emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)"""
+NUM_FRAMES = 4  # frames of an observation, 84 x 84, oldest first, zeros before the first
+NOOP_MAX = 30  # a game begins with 0 to NOOP_MAX - 1 no-ops, so that games differ (Mnih et al. 2015)
+MAX_FRAMES = 108_000  # emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "frameskip": (1, FRAME_SKIP),  # a step is FRAME_SKIP frames with both
     "max_num_frames_per_episode": (MAX_FRAMES, None),

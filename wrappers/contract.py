@@ -18,8 +18,7 @@ from a3c_mp.wrappers.identity import Identity
 from a3c_mp.wrappers.observations import leaves, unprepared
 
 RESET = "observation", "info"
-STEP = "observation", "reward", "terminated", "truncated", "info"
-"""parts of the results of `reset` and `step`"""
+STEP = "observation", "reward", "terminated", "truncated", "info"  # parts of the results of `reset` and `step`
 FLAGS = bool | int | np.bool_ | np.integer
 
 

@@ -14,8 +14,7 @@ from gymnasium.wrappers import TransformObservation
 
 from a3c_mp.wrappers.ids import UnsupportedEnv
 
-SMALLEST_IMAGE = 36
-"""pixels a side that the convolutions need; smaller images are treated as vectors"""
+SMALLEST_IMAGE = 36  # pixels a side that the convolutions need; smaller images are treated as vectors
 
 
 class Prepared(TransformObservation):

@@ -20,8 +20,7 @@ from a3c_mp.wrappers.atari import atari_settings, is_atari
 
 ATARI_GAMES, STICKY_STEPS = 32, 4_000
 """games, and with sticky actions steps, until an Atari environment is seeded again"""
-COUNTERS = "seedings", "games", "seeded", "start"
-"""arrays of a `GameLog`"""
+COUNTERS = "seedings", "games", "seeded", "start"  # arrays of a `GameLog`
 
 
 class Seeding(NamedTuple):

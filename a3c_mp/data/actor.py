@@ -27,16 +27,11 @@ Fill = Callable[[Token], Any]
 class Memory:
     """What actors share with their learner: shared memory of one machine, or what stands for it on another."""
 
-    slots: Any
-    """`Slots`, or a `OneSlot`"""
-    weights: Any
-    """`Weights`, or what requests them from another machine"""
-    states: Any
-    """`ResumeStates` or `SentStates`"""
-    dtype: torch.dtype
-    """that actors compute in"""
-    in_order: bool
-    """whether actors act with the version that a token names; otherwise with the newest"""
+    slots: Any  # `Slots`, or a `OneSlot`
+    weights: Any  # `Weights`, or what requests them from another machine
+    states: Any  # `ResumeStates` or `SentStates`
+    dtype: torch.dtype  # that actors compute in
+    in_order: bool  # whether actors act with the version that a token names; otherwise with the newest
     more: Any = None
     """of chapter 2 the weights that actors act with (`Weights`), of chapter 3 the replay that they fill (`Shards`)"""
     running: tuple[int, int] | None = None

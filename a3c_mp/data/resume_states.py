@@ -38,8 +38,7 @@ class ActorState:
     """of its last message; empty if its games could not be rebuilt"""
 
 
-ActorReport = tuple[int, dict[str, np.ndarray]]
-"""number of the actor, fields of its state slot"""
+ActorReport = tuple[int, dict[str, np.ndarray]]  # number of the actor, fields of its state slot
 
 
 class ActorLayout(NamedTuple):

@@ -20,8 +20,7 @@ from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.layers import LSTMCore, convolutions, is_image, mlp, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
-NETS = "a3c", "nature", "deep"
-"""`--net`, besides `module:function`"""
+NETS = "a3c", "nature", "deep"  # `--net`, besides `module:function`
 SHARED_UNITS, OWN_UNITS = 256, 512
 """of the hidden layer that policy and value share; of each one's own hidden layer on images (`--net nature`)"""
 

@@ -19,8 +19,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-NICENESS = 5
-"""where cores are short the learner goes first: it trains on fresh rollouts, instead of letting them queue"""
+NICENESS = 5  # where cores are short the learner goes first: it trains on fresh rollouts, instead of letting them queue
 
 
 class Token(NamedTuple):

@@ -24,8 +24,7 @@ CGROUP_2 = "memory.max", "memory.current", "inactive_file"  # limit, memory in u
 CGROUP_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"  # the same in version 1
 ALIGNMENT = 64  # bytes; fields start on a cache line
 
-Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
-"""name of a field -> (shape, dtype)"""
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name of a field -> (shape, dtype)
 
 
 class Slots:

@@ -11,8 +11,7 @@ import torch
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay.shards import Shards, spread
 
-MIN_PRIORITY = 1e-6
-"""added to every |TD error|, so that each transition can be drawn (Schaul et al. 2016, section 3.3)"""
+MIN_PRIORITY = 1e-6  # added to every |TD error|, so that each transition can be drawn (Schaul et al. 2016, section 3.3)
 
 
 class EnvStep(NamedTuple):
