@@ -74,7 +74,7 @@ class MultiCategorical(NamedTuple):
         return [Categorical(logits) for logits in self.logits.split(self.sizes, dim=-1)]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        chosen = action.reshape(*self.logits.shape[:-1], -1).unbind(dim=-1)
+        chosen = action.flatten(-len(self.shape)).unbind(dim=-1)
         return torch.stack([part.log_prob(a) for part, a in zip(self.parts, chosen, strict=True)]).sum(dim=0)
 
     def entropy(self) -> Tensor:
@@ -87,7 +87,7 @@ class MultiCategorical(NamedTuple):
         return self._joined([part.mode() for part in self.parts])
 
     def _joined(self, chosen: list[Tensor]) -> Tensor:
-        return torch.stack(chosen, dim=-1).reshape(*self.logits.shape[:-1], *self.shape)
+        return torch.stack(chosen, dim=-1).unflatten(-1, self.shape)
 
 
 class DiagonalGaussian(NamedTuple):
@@ -97,16 +97,9 @@ class DiagonalGaussian(NamedTuple):
     `log_prob` is that of the density, and the differential entropy can be negative.
     """
 
-    params: Tensor
+    mean: Tensor
+    log_std: Tensor
     shape: tuple[int, ...]
-
-    @property
-    def mean(self) -> Tensor:
-        return self.params.chunk(2, dim=-1)[0]
-
-    @property
-    def log_std(self) -> Tensor:
-        return self.params.chunk(2, dim=-1)[1]
 
     def log_prob(self, action: Tensor) -> Tensor:
         distance = (action.reshape(self.mean.shape) - self.mean) / self.log_std.exp()
@@ -186,4 +179,7 @@ class ActionHead(nn.Module):
         if isinstance(self.space, Discrete):
             return Categorical(params)
         shape = self.space.shape or ()
-        return MultiCategorical(params, shape, self.sizes) if self.sizes else DiagonalGaussian(params, shape)
+        if self.sizes:
+            return MultiCategorical(params, shape, self.sizes)
+        mean, log_std = params.chunk(2, dim=-1)
+        return DiagonalGaussian(mean, log_std, shape)
