@@ -30,12 +30,8 @@ Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name of a field -> (sha
 class Slots:
     """`num_slots` dictionaries of tensors of fixed shapes, the same memory in every process they are passed to.
 
-    Raises MemoryError as `shared_bytes` does.
-
-    Args:
-        device: cpu, or a CUDA device for shared GPU memory.
-        pin_for: a CUDA device: page-lock the memory in this process, for its copies to that GPU; see `pin`.
-        everywhere: whether the other processes that hold the memory page-lock it, too.
+    It lies on the CPU, or for a CUDA `device` in shared GPU memory. With `pin_for`, a CUDA device, this process
+    page-locks it for copies to that GPU (see `pin`); `everywhere`: the others do, too. Raises as `shared_bytes`.
     """
 
     def __init__(
@@ -103,9 +99,7 @@ def shared_bytes(size: int) -> Tensor:
 
     It is an anonymous file (memfd_create), which needs no /dev/shm and is freed with the last process that holds it.
     All its blocks are allocated here: where memory is missing, the first write would kill a process with SIGBUS.
-
-    Raises:
-        MemoryError: too little memory is free, or a limit of this process forbids it; says how much is needed.
+    Raises MemoryError, with both sizes, where too little is free; with the reason, where it cannot be allocated.
     """
     if size > (free := free_memory()):
         raise MemoryError(f"{_mib(size)} of shared memory is needed, {free // MIB:,} MiB of memory is free")

@@ -135,8 +135,7 @@ class Supervisor:
     def watch(self, should_stop: Callable[[], bool], seconds: float = WAIT_SECONDS, also: Sequence[Any] = ()) -> None:
         """Wait for a message, a death, one of the file descriptors `also` or so long (s), and deal with it.
 
-        Raises:
-            WorkerError: a child without `on_lost` failed before any result, or its restart budget is spent.
+        Raises WorkerError if a child without `on_lost` failed before any result, or its restart budget is spent.
         """
         working = [child for child in self.children if not child.is_done]
         pipes = {child.pipe: child for child in working}

@@ -36,11 +36,9 @@ BEAT_SECONDS = 0.25  # between two heartbeats of a worker that waits for a token
 class Workers:
     """`num_workers` supervised processes that run `target(channel, *args)`; to be used in a `with` block.
 
-    Args:
-        target: a module-level function.
-        args: pickled; shared tensors stay shared.
-        states: gives what workers are rebuilt from, and the agent steps that their seeds follow from.
-        on_restart: called each time a worker is replaced, or cannot be rebuilt.
+    `target` is a module-level function; `args` are pickled, and shared tensors stay shared. `states` (`ResumeStates`)
+    give what workers are rebuilt from, and the agent steps that their seeds follow from; `on_restart` is called each
+    time a worker is replaced, or cannot be rebuilt.
     """
 
     def __init__(
@@ -72,10 +70,8 @@ class Workers:
         """Wait for a round of filled slots: `size` in order of arrival, or `in_order` one of each worker.
 
         They are the caller's until it releases them; there are none once `should_stop()`. A worker that dies before the
-        last slot of a round has arrived is replaced, and fills its own slots again.
-
-        Raises:
-            WorkerError: a worker failed before its first filled slot, or the restart budget is spent.
+        last slot of a round has arrived is replaced, and fills its own slots again. Raises WorkerError if one failed
+        before its first filled slot, or the restart budget is spent.
         """
         while not should_stop():
             if found := self._ledger.take(size):
