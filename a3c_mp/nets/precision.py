@@ -74,11 +74,7 @@ def acting_forward(
     def packed() -> Tensor:
         return torch.cat([output.flatten().float() for output in function(*places)])
 
-    launch: Callable[[], Tensor] = packed
-    if args.cuda_graph:
-        from a3c_mp.nets.graph import as_graph  # here, as most runs have no GPU
-
-        launch = as_graph(packed, device)
+    launch = as_graph(packed, device) if args.cuda_graph else packed
 
     @torch.inference_mode()
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -88,3 +84,27 @@ def acting_forward(
         return tuple(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
 
     return forward
+
+
+def as_graph(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Capture what a function launches as a CUDA graph; return what launches it again, on what its memory then holds.
+
+    Parameters are read in place, so `Weights.load` into the same net takes effect without a new capture
+    (pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+    """
+    graph = torch.cuda.CUDAGraph()
+    warm_up = torch.cuda.Stream(device)
+    warm_up.wait_stream(torch.cuda.current_stream(device))
+    with torch.inference_mode(), torch.cuda.device(device):  # a capture records work of the current device
+        with torch.cuda.stream(warm_up):  # libraries choose their algorithms before, not during, the capture
+            for _ in range(3):
+                function()
+        torch.cuda.current_stream(device).wait_stream(warm_up)
+        with torch.cuda.graph(graph, stream=warm_up):
+            output = function()
+
+    def launch() -> Tensor:
+        graph.replay()
+        return output
+
+    return launch
