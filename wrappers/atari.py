@@ -100,14 +100,8 @@ def make_atari_env(env_id: str, **render: Any) -> gymnasium.Env:
 def make_atari_vec_env(env_id: str, num_envs: int) -> VectorEnv:
     """ALE's C++ vector environment: observations uint8 [N, 4, 84, 84], raw rewards, lost lives."""
     env = AtariVectorEnv(
-        num_envs=num_envs,
-        num_threads=1,
-        autoreset_mode=AutoresetMode.SAME_STEP,
-        frameskip=FRAME_SKIP,
-        stack_num=NUM_FRAMES,
-        max_num_frames_per_episode=MAX_FRAMES,
-        noop_max=NOOP_MAX,
-        reward_clipping=False,
+        num_envs=num_envs, num_threads=1, autoreset_mode=AutoresetMode.SAME_STEP, frameskip=FRAME_SKIP,
+        stack_num=NUM_FRAMES, max_num_frames_per_episode=MAX_FRAMES, noop_max=NOOP_MAX, reward_clipping=False,
         **atari_settings(env_id),
-    )
+    )  # fmt: skip
     return LostLives(env)

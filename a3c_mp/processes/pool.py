@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 NICENESS = 5  # where cores are short the learner goes first: it trains on fresh rollouts, instead of letting them queue
@@ -111,8 +112,9 @@ class SlotLedger:
 class Closing:
     """Closes the environments of a process, however it ends."""
 
-    def __init__(self) -> None:
-        self._open = ExitStack()
+    @cached_property
+    def _open(self) -> ExitStack:
+        return ExitStack()
 
     def closing(self, resource: Any) -> Any:
         """Have the argument, such as a vector environment, closed however the process ends; returns it."""

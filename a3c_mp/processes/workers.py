@@ -148,9 +148,6 @@ class WorkerChannel(Closing):
     memory: Any = None
     _terminated: bool = False
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
     def tokens(self) -> Iterator[Token]:
         """The slots to fill, one after the other, without end: `for slot, version in channel.tokens()`."""
         while True:
