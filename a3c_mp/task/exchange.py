@@ -278,6 +278,7 @@ class LocalChannel(Closing):
     """A collector's end in the process of the learner."""
 
     def __init__(self, pool: LocalPool, worker: int):
+        super().__init__()
         self.memory: Any = None
         self.pool, self.worker, self.actor = pool, worker, worker
         self.restored = pool.prepare(worker)
