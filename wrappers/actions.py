@@ -4,8 +4,6 @@ An environment with masks gives `info["action_mask"]` with each observation: an 
 choice. Discrete(A) has [A]; MultiDiscrete and MultiBinary have the choices of all parts, one part after another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Atari games, as ALE's C++ vector environment and as a single one, for videos, which gives the same frames."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ale_py

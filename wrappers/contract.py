@@ -1,7 +1,5 @@
 """Checks that an environment follows gymnasium's API and its own spaces, before a run and in every step of it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
 from copy import deepcopy

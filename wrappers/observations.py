@@ -1,7 +1,5 @@
 """Observations as nets take them: images with their channels first, anything else as a float32 array or vector."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ An environment's state is a function of its seed and the actions since. `GameLog
 how often it was seeded and from which step on its actions count; `Rebuildable` seeds by the rule and repeats them.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from copy import deepcopy

@@ -4,8 +4,6 @@ Atari games run on ALE's C++ vector environment, all others on gymnasium's `Sync
 that ends an episode (`SAME_STEP`): the observation is the next episode's first, `infos["final_obs"]` has the last one.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

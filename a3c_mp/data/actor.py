@@ -1,7 +1,5 @@
 """The process of an actor: what it shares with its learner, its environments and the games in them, and its loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Rollout collection: act for T steps in a vector environment. Chapter 3 has `transitions.TransitionCollector`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Temporally extended exploration: some environments repeat a random action for a while (Dabney et al. 2021)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

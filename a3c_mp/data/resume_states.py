@@ -6,8 +6,6 @@ incomplete n-step returns, ...). For each actor, the learner keeps the newest `s
 actions in its games.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Transition collection for replay (chapter 3): transitions go to the actor's shard, episode statistics to a slot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loss functions: policy gradient, PPO clip, value, Huber. Pure functions, means over the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

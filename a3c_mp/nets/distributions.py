@@ -3,8 +3,6 @@
 A rollout stores the parameters, [..., P], of the policy that acted: logits, or means and log deviations.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Observation normalization: running statistics of observations, and what they do to the inputs of nets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cv2

@@ -1,7 +1,5 @@
 """Running mean and standard deviation of observations, which one absurd value does not spoil."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

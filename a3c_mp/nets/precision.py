@@ -3,8 +3,6 @@
 Master weights, returns and losses are always float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

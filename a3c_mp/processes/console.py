@@ -4,8 +4,6 @@ A terminal that is stopped (Ctrl-S, a pager) or a pipe that is not read blocks i
 threads wait; callers put lines into a queue, and lines that do not fit are dropped and counted.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import queue

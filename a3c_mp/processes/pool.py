@@ -10,8 +10,6 @@ filled and next is in a `SlotLedger`, the same one for every carrier: a worker t
 by its successor. What a worker is rebuilt from comes from its pool's `states` (see `ResumeStates`).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Sequence

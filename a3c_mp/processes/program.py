@@ -1,7 +1,5 @@
 """What this program is: versions of it and of what its results depend on, and the commit of its source."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A slot holds one rollout, gradient or block of transitions. Its number is all th
 tensor costs about 0.4 ms for each file descriptor, a number 0.01 ms. All slots lie in one arena: one file descriptor.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import math

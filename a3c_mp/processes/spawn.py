@@ -6,8 +6,6 @@ it collects the worker's exit code, or by the watchdog when the parent itself is
 group or session of its own is left to its `close()`.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import pickle

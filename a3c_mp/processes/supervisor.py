@@ -4,8 +4,6 @@ A supervised process has a pipe for messages, tuples that start with their kind:
 the supervisor, all others for its owner.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -6,8 +6,6 @@ version. There is no lock, so a process killed at any instant leaves nothing loc
 visible in their order, as on x86-64; `preflight.check_system` refuses other processors.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

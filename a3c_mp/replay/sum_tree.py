@@ -1,7 +1,5 @@
 """Sum tree for prioritized sampling, vectorised: batches of searches and updates in a few numpy calls a level."""
 
-from __future__ import annotations
-
 import numpy as np
 
 FANOUT = 16  # children of a node: more of them mean fewer levels but longer sums

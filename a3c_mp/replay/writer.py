@@ -1,7 +1,5 @@
 """The actor's end of the replay: n-step transitions with first priorities, appended to the actor's shard."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 
