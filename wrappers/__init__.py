@@ -1,22 +1,16 @@
 """Environments: one interface for Atari and for any other of gymnasium. It imports nothing else of `a3c_mp`."""
 
+# ruff: noqa: F401  (names for others to import from here)
 import sys
 
-from a3c_mp.wrappers.actions import ActionScaling, MaskedDiscrete, action_mask, mask_in
+from a3c_mp.wrappers.actions import ACTIONS, ActionScaling, MaskedDiscrete, action_mask, mask_in, num_choices
 from a3c_mp.wrappers.atari import FRAME_SKIP, is_atari
-from a3c_mp.wrappers.contract import UNWATCHED, BrokenContract, Heartbeats, check_contract
+from a3c_mp.wrappers.contract import UNWATCHED, BrokenContract, check_contract
 from a3c_mp.wrappers.identity import EVALUATOR, OUTSIDE, RECORDER, Identity
 from a3c_mp.wrappers.ids import UnsupportedEnv, find_spec, split_id, with_kwargs
 from a3c_mp.wrappers.observations import layout
 from a3c_mp.wrappers.rebuild import GameLog, obs_hashes, seeding_of
 from a3c_mp.wrappers.vector import make_env, make_vec_env, spaces, trace
-
-__all__ = [
-    "EVALUATOR", "FRAME_SKIP", "OUTSIDE", "RECORDER", "UNWATCHED", "ActionScaling", "BrokenContract", "GameLog",
-    "Heartbeats", "Identity", "MaskedDiscrete", "UnsupportedEnv", "action_mask", "check_contract", "find_spec",
-    "is_atari", "layout", "make_env", "make_vec_env", "mask_in", "obs_hashes", "seeding_of", "spaces", "split_id",
-    "trace", "with_kwargs",
-]  # fmt: skip
 
 # a3c_mp/wrappers is a link to this folder: `import wrappers` finds the same modules, not a second copy of them.
 for _name in ("actions", "atari", "contract", "identity", "ids", "observations", "rebuild", "vector"):

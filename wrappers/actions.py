@@ -4,8 +4,6 @@ An environment with masks gives `info["action_mask"]` with each observation: an 
 choice. Discrete(A) has [A]; MultiDiscrete and MultiBinary have the choices of all parts, one part after another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,10 +13,8 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
-"""supported classes of action spaces"""
-SEEDS = 2**31
-"""number of seeds; ALE's are an int32"""
+ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary  # supported classes of action spaces
+SEEDS = 2**31  # number of seeds; ALE's are an int32
 WIDEST = float(np.sqrt(np.finfo(np.float32).max))
 """largest distance of bounds (1.8e19): wider ones stand for infinity, as squares of such actions are not finite"""
 

@@ -1,7 +1,5 @@
 """Atari games, as ALE's C++ vector environment and as a single one, for videos, which gives the same frames."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ale_py
@@ -22,12 +20,9 @@ cv2.setNumThreads(0)  # each actor is a process; more threads would compete for 
 FIRE = 1
 FRAME_SKIP = 4
 """emulator frames for one agent step: an action is repeated, the last two frames are max-pooled (Mnih et al. 2015)"""
-NUM_FRAMES = 4
-"""frames of an observation, 84 x 84, oldest first, zeros before the first"""
-NOOP_MAX = 30
-"""a game begins with 0 to NOOP_MAX - 1 no-ops, so that games differ (Mnih et al. 2015)"""
-MAX_FRAMES = 108_000
-"""emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)"""
+NUM_FRAMES = 4  # frames of an observation, 84 x 84, oldest first, zeros before the first
+NOOP_MAX = 30  # a game begins with 0 to NOOP_MAX - 1 no-ops, so that games differ (Mnih et al. 2015)
+MAX_FRAMES = 108_000  # emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "frameskip": (1, FRAME_SKIP),  # a step is FRAME_SKIP frames with both
     "max_num_frames_per_episode": (MAX_FRAMES, None),
@@ -103,14 +98,8 @@ def make_atari_env(env_id: str, **render: Any) -> gymnasium.Env:
 def make_atari_vec_env(env_id: str, num_envs: int) -> VectorEnv:
     """ALE's C++ vector environment: observations uint8 [N, 4, 84, 84], raw rewards, lost lives."""
     env = AtariVectorEnv(
-        num_envs=num_envs,
-        num_threads=1,
-        autoreset_mode=AutoresetMode.SAME_STEP,
-        frameskip=FRAME_SKIP,
-        stack_num=NUM_FRAMES,
-        max_num_frames_per_episode=MAX_FRAMES,
-        noop_max=NOOP_MAX,
-        reward_clipping=False,
+        num_envs=num_envs, num_threads=1, autoreset_mode=AutoresetMode.SAME_STEP, frameskip=FRAME_SKIP,
+        stack_num=NUM_FRAMES, max_num_frames_per_episode=MAX_FRAMES, noop_max=NOOP_MAX, reward_clipping=False,
         **atari_settings(env_id),
-    )
+    )  # fmt: skip
     return LostLives(env)

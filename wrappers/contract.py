@@ -1,11 +1,10 @@
 """Checks that an environment follows gymnasium's API and its own spaces, before a run and in every step of it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
 from copy import deepcopy
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,30 +16,12 @@ from a3c_mp.wrappers.identity import Identity
 from a3c_mp.wrappers.observations import leaves, unprepared
 
 RESET = "observation", "info"
-STEP = "observation", "reward", "terminated", "truncated", "info"
-"""parts of the results of `reset` and `step`"""
+STEP = "observation", "reward", "terminated", "truncated", "info"  # parts of the results of `reset` and `step`
 FLAGS = bool | int | np.bool_ | np.integer
 
 
-class Heartbeats(Protocol):
-    """What is called while environments are made and stepped, each of which may take long."""
-
-    def starting(self) -> None:
-        """Called before each environment is made."""
-
-    def beat(self) -> None:
-        """Called after each reset and each step of an environment."""
-
-
-class _Unwatched:
-    def starting(self) -> None:
-        pass
-
-    beat = starting
-
-
-UNWATCHED: Heartbeats = _Unwatched()
-"""`Heartbeats` that go nowhere"""
+UNWATCHED: Any = SimpleNamespace(starting=lambda: None, beat=lambda: None)
+"""`heartbeats` that go nowhere: `starting` is called before an environment is made, `beat` after each reset and step"""
 
 
 class BrokenContract(ValueError):

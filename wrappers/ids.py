@@ -5,8 +5,6 @@
 Values may have the numbers of actor and environment in them: see `wrappers.identity`.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib

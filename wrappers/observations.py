@@ -1,7 +1,5 @@
 """Observations as nets take them: images with their channels first, anything else as a float32 array or vector."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -14,8 +12,7 @@ from gymnasium.wrappers import TransformObservation
 
 from a3c_mp.wrappers.ids import UnsupportedEnv
 
-SMALLEST_IMAGE = 36
-"""pixels a side that the convolutions need; smaller images are treated as vectors"""
+SMALLEST_IMAGE = 36  # pixels a side that the convolutions need; smaller images are treated as vectors
 
 
 class Prepared(TransformObservation):

@@ -4,8 +4,6 @@ An environment's state is a function of its seed and the actions since. `GameLog
 how often it was seeded and from which step on its actions count; `Rebuildable` seeds by the rule and repeats them.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from copy import deepcopy
@@ -20,8 +18,7 @@ from a3c_mp.wrappers.atari import atari_settings, is_atari
 
 ATARI_GAMES, STICKY_STEPS = 32, 4_000
 """games, and with sticky actions steps, until an Atari environment is seeded again"""
-COUNTERS = "seedings", "games", "seeded", "start"
-"""arrays of a `GameLog`"""
+COUNTERS = "seedings", "games", "seeded", "start"  # arrays of a `GameLog`
 
 
 class Seeding(NamedTuple):

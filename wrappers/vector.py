@@ -4,8 +4,6 @@ Atari games run on ALE's C++ vector environment, all others on gymnasium's `Sync
 that ends an episode (`SAME_STEP`): the observation is the next episode's first, `infos["final_obs"]` has the last one.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time
@@ -20,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from a3c_mp.wrappers.actions import GuardedEnvs, allowed_action, env_seed, mask_in
 from a3c_mp.wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
-from a3c_mp.wrappers.contract import UNWATCHED, CheckedEnv, Heartbeats
+from a3c_mp.wrappers.contract import UNWATCHED, CheckedEnv
 from a3c_mp.wrappers.identity import OUTSIDE, Identity
 from a3c_mp.wrappers.ids import make_registered
 from a3c_mp.wrappers.observations import as_array
@@ -31,7 +29,7 @@ LOG = logging.getLogger(__name__)
 
 def make_vec_env(
     env_id: str, num_envs: int, *, seed: int, rebuildable: bool = False, fields: Collection[str] = (),
-    heartbeats: Heartbeats = UNWATCHED, actor: int = OUTSIDE,
+    heartbeats: Any = UNWATCHED, actor: int = OUTSIDE,
 ) -> VectorEnv:  # fmt: skip
     """Vector of `num_envs` (N) environments with one of `ACTIONS`, in `SAME_STEP` autoreset mode.
 
@@ -95,7 +93,7 @@ class SameStepEnvs(SyncVectorEnv):
     from.
     """
 
-    def __init__(self, env_id: str, seeds: list[int], fields: Collection[str], heartbeats: Heartbeats, actor: int):
+    def __init__(self, env_id: str, seeds: list[int], fields: Collection[str], heartbeats: Any, actor: int):
         self.fields, self.warned = fields, False
         made = partial(_make_checked_env, env_id, fields=fields, heartbeats=heartbeats)
         makers = [partial(made, seed, identity=Identity(actor, i)) for i, seed in enumerate(seeds)]
@@ -133,7 +131,7 @@ class SameStepEnvs(SyncVectorEnv):
 
 
 def _make_checked_env(
-    env_id: str, seed: int, fields: Collection[str], heartbeats: Heartbeats, identity: Identity
+    env_id: str, seed: int, fields: Collection[str], heartbeats: Any, identity: Identity
 ) -> gymnasium.Env:
     heartbeats.starting()
     identity.assume()

@@ -149,7 +149,7 @@ class ApexSetup(Setup):
             run.metrics.gauges |= {
                 "replay/size": lambda: replay.size,
                 "replay/dropped_priorities": lambda: replay.dropped,
-                "memory/replay_gib": lambda: shards.nbytes * min(1.0, float(shards.written.sum()) / capacity) / GIB,
+                "memory/replay_gib": lambda: shards.slots.slot_bytes * min(1.0, shards.written.sum() / capacity) / GIB,
                 "memory/free_gib": lambda: free_memory() / GIB,
             }
 

@@ -163,7 +163,6 @@ class InlineEvaluator(Closing):
         self.args, self.is_interrupted, self._deadline = args, is_interrupted, math.inf
         self._net: Any = None  # of a snapshot, until its result is there
         self._result: PlayedGames | None = None
-        super().__init__()
 
     def start(self, net: nn.Module) -> None:
         self._net = net

@@ -24,7 +24,7 @@ from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import is_valid
 from a3c_mp.nets.precision import acting_dtype
-from a3c_mp.processes.pool import NICENESS, WorkerPool
+from a3c_mp.processes.pool import NICENESS
 from a3c_mp.processes.program import differences
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.display import open_log
@@ -104,7 +104,7 @@ def roles_of(args: RoleArgs, learner: Learner, evaluator: Any) -> list[Role]:
 class NodeCarrier(Processes):
     """The carrier of a task: collectors are its nodes, or in a standalone task run in the learner's process."""
 
-    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> WorkerPool:
+    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> Any:
         if args.standalone:
             return LocalPool(**pool)
         space = memory.states.layout.action_space

@@ -1,4 +1,4 @@
-"""A fleet: supervised actors on the nodes of a Ray cluster that fill slots, a `WorkerPool` as `Workers` is.
+"""A fleet: supervised actors on the nodes of a Ray cluster that fill slots, a pool as `Workers` is.
 
 The trainer requests every result and the fleet copies it into a slot of this process, so the object store never holds
 more than what is in flight. Ray places actors and carries their results; it restarts nothing. The fleet does that.
@@ -15,7 +15,7 @@ from a3c_mp.cluster.placement import Resources
 from a3c_mp.cluster.ray_worker import RayWorker
 from a3c_mp.cluster.session import WAITING_SECONDS, Session
 from a3c_mp.errors import ConfigError, WorkerError
-from a3c_mp.processes.pool import Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
+from a3c_mp.processes.pool import Filled, SlotLedger, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS
 
 BEAT_SECONDS = 1.0  # between two requests for the heartbeats of an actor that has sent nothing
@@ -61,7 +61,7 @@ class Fleet:
 
     def __init__(
         self, session: Session, target: Callable[..., Any], args: tuple, store: Callable[[int, Any, Any], Any],
-        num_workers: int, *, states: StateSource, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
+        num_workers: int, *, states: Any, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
         needs: Resources,
     ):  # fmt: skip
         self.session, self.target, self.args, self.store = session, target, args, store

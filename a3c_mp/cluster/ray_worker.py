@@ -25,7 +25,6 @@ class RayWorker(Closing):
         self, target: Callable[..., Any], args: tuple, niceness: int, actor: int, seed_key: tuple[int, ...],
         restored: Any,
     ):  # fmt: skip
-        super().__init__()
         os.nice(niceness)
         torch.set_num_threads(1)
         self.worker, self.actor = 0, actor  # the only one that writes into the memory of its process

@@ -1,7 +1,5 @@
 """The process of an actor: what it shares with its learner, its environments and the games in them, and its loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.data.resume_states import ActorState
-from a3c_mp.processes.pool import ActorChannel, Token
+from a3c_mp.processes.pool import Token
 from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.seeds import derive_seeds, seed_global_generators
 from a3c_mp.wrappers import make_vec_env, obs_hashes
@@ -27,16 +25,11 @@ Fill = Callable[[Token], Any]
 class Memory:
     """What actors share with their learner: shared memory of one machine, or what stands for it on another."""
 
-    slots: Any
-    """`Slots`, or a `OneSlot`"""
-    weights: Any
-    """`Weights`, or what requests them from another machine"""
-    states: Any
-    """`ResumeStates` or `SentStates`"""
-    dtype: torch.dtype
-    """that actors compute in"""
-    in_order: bool
-    """whether actors act with the version that a token names; otherwise with the newest"""
+    slots: Any  # `Slots`, or a `OneSlot`
+    weights: Any  # `Weights`, or what requests them from another machine
+    states: Any  # `ResumeStates` or `SentStates`
+    dtype: torch.dtype  # that actors compute in
+    in_order: bool  # whether actors act with the version that a token names; otherwise with the newest
     more: Any = None
     """of chapter 2 the weights that actors act with (`Weights`), of chapter 3 the replay that they fill (`Shards`)"""
     running: tuple[int, int] | None = None
@@ -81,7 +74,7 @@ def run_actor(channel: WorkerChannel, make_actor: Callable[..., Fill], args: Any
         channel.send(token.slot, fill(token))
 
 
-def make_envs(args: CommonArgs, channel: ActorChannel) -> VectorEnv:
+def make_envs(args: CommonArgs, channel: Any) -> VectorEnv:
     """Make an actor's vector environment, seeded for this actor, and closed however the process ends."""
     env_seed, _ = derive_seeds(args.seed, *channel.seed_key)
     seed_global_generators(env_seed)
@@ -96,7 +89,7 @@ def make_envs(args: CommonArgs, channel: ActorChannel) -> VectorEnv:
 class Games:
     """Games in progress in an actor's environments: new ones, or rebuilt to where a predecessor stopped."""
 
-    def __init__(self, env: Any, channel: ActorChannel):
+    def __init__(self, env: Any, channel: Any):
         self.stats = EpisodeStats(env.num_envs)
         state: ActorState = channel.restored or ActorState()
         self.rollouts, self.messages, self.successor_state = state.rollouts, state.messages, state.successor_state

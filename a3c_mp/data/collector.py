@@ -1,7 +1,5 @@
 """Rollout collection: act for T steps in a vector environment. Chapter 3 has `transitions.TransitionCollector`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +12,13 @@ from a3c_mp.data.actor import Games
 from a3c_mp.data.exploration import Bursts
 from a3c_mp.data.rollout import Rollout, write_step
 from a3c_mp.nets.build import make_actor_critic
-from a3c_mp.nets.distributions import category_sizes, mask_logits, num_params
+from a3c_mp.nets.distributions import mask_logits, num_params
 from a3c_mp.nets.layers import reset_state
 from a3c_mp.nets.precision import acting_forward
-from a3c_mp.processes.pool import ActorChannel, Token
+from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import BURSTS, NOISE, derive_seeds
-from a3c_mp.wrappers import ActionScaling, action_mask
+from a3c_mp.wrappers import ActionScaling, action_mask, num_choices
 
 
 def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: int = 0) -> Spec:
@@ -37,7 +35,7 @@ def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: i
 class RolloutCollector:
     """Rollout collector: steps B environments, from `make_envs`, with a copy of the net, T steps for each rollout."""
 
-    def __init__(self, args: Any, env: VectorEnv, channel: ActorChannel, net: Any = None):
+    def __init__(self, args: Any, env: VectorEnv, channel: Any, net: Any = None):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.action_space = env.single_action_space
         self.to_env = ActionScaling(self.action_space)
@@ -46,7 +44,7 @@ class RolloutCollector:
         self.rng = torch.Generator()
         self.bursts: Bursts | None = None
         if args.explorers:
-            sizes = category_sizes(self.action_space)
+            sizes = num_choices(self.action_space).tolist()
             self.bursts = Bursts(env.num_envs, args.explorers, args.explore_steps, args.explore_after, sizes)
         self.games = Games(env, channel)
         self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)

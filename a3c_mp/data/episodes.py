@@ -1,7 +1,5 @@
 """Episode statistics: returns and lengths of finished games and of games in progress."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

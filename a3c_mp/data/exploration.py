@@ -1,7 +1,5 @@
 """Temporally extended exploration: some environments repeat a random action for a while (Dabney et al. 2021)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 
@@ -11,12 +9,9 @@ from torch import Tensor
 
 from a3c_mp.nets.distributions import MASKED
 
-STRETCH = 1_000
-"""steps for which bursts are drawn at once, at least"""
-FREQUENCY = 1 / 60
-"""probability that a burst begins, in each step of an environment that is not in one"""
-IMPOSSIBLE = -30.0
-"""logit, beside 0, of the actions that a burst does not take"""
+STRETCH = 1_000  # steps for which bursts are drawn at once, at least
+FREQUENCY = 1 / 60  # probability that a burst begins, in each step of an environment that is not in one
+IMPOSSIBLE = -30.0  # logit, beside 0, of the actions that a burst does not take
 
 
 class Bursts:

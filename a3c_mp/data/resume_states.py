@@ -6,8 +6,6 @@ incomplete n-step returns, ...). For each actor, the learner keeps the newest `s
 actions in its games.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,8 +36,7 @@ class ActorState:
     """of its last message; empty if its games could not be rebuilt"""
 
 
-ActorReport = tuple[int, dict[str, np.ndarray]]
-"""number of the actor, fields of its state slot"""
+ActorReport = tuple[int, dict[str, np.ndarray]]  # number of the actor, fields of its state slot
 
 
 class ActorLayout(NamedTuple):

@@ -73,13 +73,12 @@ class InfoField(NamedTuple):
             if value is None:
                 continue
             try:
-                fits = np.shape(value) == self.shape
+                if np.shape(value) != self.shape:
+                    raise ValueError
                 values[env] = value
             except (TypeError, ValueError):
-                fits = False
-            if not fits:
                 given, wanted = " ".join(repr(value).split())[:80], f"{self.dtype} of shape {self.shape}"
-                raise ValueError(f"infos[{name!r}] is {given}, rollout_fields says {wanted}")
+                raise ValueError(f"infos[{name!r}] is {given}, rollout_fields says {wanted}") from None
         return values
 
 

@@ -1,7 +1,5 @@
 """Transition collection for replay (chapter 3): transitions go to the actor's shard, episode statistics to a slot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 
 from a3c_mp.data.actor import Games
 from a3c_mp.data.episodes import Episode, EpisodeStats, episodes_at
-from a3c_mp.processes.pool import ActorChannel, Token
+from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import EnvStep, Writer
 from a3c_mp.seeds import derive_seeds
@@ -25,9 +23,7 @@ class TransitionCollector:
     `env` is from `make_envs`, `make_policy` makes the exploration policy: `dqn.Policy` or `ddpg.Policy`.
     """
 
-    def __init__(
-        self, args: Any, env: VectorEnv, net: nn.Module, make_policy: Callable[..., Any], channel: ActorChannel
-    ):
+    def __init__(self, args: Any, env: VectorEnv, net: nn.Module, make_policy: Callable[..., Any], channel: Any):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.net = self.memory.place(net)
         self.games = games = Games(env, channel)

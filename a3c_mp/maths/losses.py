@@ -1,7 +1,5 @@
 """Loss functions: policy gradient, PPO clip, value, Huber. Pure functions, means over the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -11,8 +9,7 @@ from torch import Tensor
 Metrics = dict[str, Tensor | float]
 """TensorBoard tag -> values of any shape, of which the mean is logged; `with_diagnostics` replaces policy/log_ratio and
 policy/clip_ratio"""
-LARGEST_LOG_RATIO = 20.0
-"""of a sample's policies, in metrics: one that is larger would make a mean infinite"""
+LARGEST_LOG_RATIO = 20.0  # of a sample's policies, in metrics: one that is larger would make a mean infinite
 
 
 def value_loss(values: Tensor, targets: Tensor) -> Tensor:
@@ -74,13 +71,6 @@ def approx_kl(log_ratios: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def ratio_metrics(log_ratios: Tensor, clip_ratio: Tensor | float) -> Metrics:
-    """PPO's approximate KL divergence from the policy that acted, and its share of clipped samples."""
-    clipped = (log_ratios.expm1().abs() > clip_ratio).float()
-    return {"policy/approx_kl": approx_kl(log_ratios), "policy/clip_fraction": clipped}
-
-
-@torch.no_grad()
 def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
     """V-trace's ratios rho, the share that `clip_rho` truncates, and the approximate KL divergence."""
     rhos = log_rhos.exp()
@@ -92,12 +82,13 @@ def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
 def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> Metrics:
     """The metrics of a loss and those derived from them, which only updates that are recorded need.
 
-    They are the explained variance 1 - Var(target - V) / Var(target), and `ratio_metrics` in place of policy/log_ratio
-    and policy/clip_ratio.
+    They are the explained variance 1 - Var(target - V) / Var(target), and in place of policy/log_ratio and
+    policy/clip_ratio PPO's approximate KL divergence from the policy that acted, and its share of clipped samples.
     """
     found = dict(metrics)
     if isinstance(log_ratios := found.pop("policy/log_ratio", None), Tensor):
-        found |= ratio_metrics(log_ratios, found.pop("policy/clip_ratio"))
+        clipped = (log_ratios.expm1().abs() > found.pop("policy/clip_ratio")).float()
+        found |= {"policy/approx_kl": approx_kl(log_ratios), "policy/clip_fraction": clipped}
     values, targets = metrics.get("values/value"), metrics.get("values/target")
     if isinstance(values, Tensor) and isinstance(targets, Tensor):
         variance = targets.var(correction=0)

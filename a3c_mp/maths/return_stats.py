@@ -1,7 +1,5 @@
 """The scale of rewards: they are divided by the standard deviation of the discounted returns so far."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ bootstrap from its final observation: `cut_truncated` adds it to the reward and 
 functions handle termination only.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ The logits are those of discrete actions; for continuous ones they are the param
 A net with an LSTM also takes the LSTM's state [B, S] and returns the next one. S is its `lstm_size`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

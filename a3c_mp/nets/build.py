@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,7 @@ from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.layers import LSTMCore, convolutions, is_image, mlp, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
-NETS = "a3c", "nature", "deep"
-"""`--net`, besides `module:function`"""
+NETS = "a3c", "nature", "deep"  # `--net`, besides `module:function`
 SHARED_UNITS, OWN_UNITS = 256, 512
 """of the hidden layer that policy and value share; of each one's own hidden layer on images (`--net nature`)"""
 
@@ -111,35 +110,29 @@ class OwnActorCritic(ActorCritic):
 def _make_own_net(
     name: str, obs_space: gymnasium.Space, action_space: gymnasium.Space, head: ActionHead
 ) -> ActorCritic:
-    """Make the net of `--net module:function`. Raises ConfigError if there is none, or it breaks the contract."""
-    function, shape = _find_function(name), obs_space.shape or ()
+    """Make the net of `--net module:function`; the current folder is searched last.
+
+    Raises ConfigError if there is none, or it breaks the contract.
+    """
+    (module, _, function), shape = name.partition(":"), obs_space.shape or ()
+    if (here := str(STARTED_IN[0] if STARTED_IN else Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    fix = "must be module:function, in the current folder or installed"
     try:
-        body = function(obs_space, action_space)
+        make_body = getattr(importlib.import_module(module), function)
+        fix = "correct it; docs/nets.md has an example"
+        body = make_body(obs_space, action_space)
         if not isinstance(body, nn.Module):
             raise TypeError(f"it returned a {type(body).__name__}, must be a torch.nn.Module")
         net = OwnActorCritic(ObsNorm(shape, is_image(obs_space)), head, body)
         _check_own_net(net, shape)
     except Exception as error:  # code of the user's own can raise anything
-        from a3c_mp.errors.describe import describe
-
-        raise ConfigError("net", name, describe(error), "correct it; docs/nets.md has an example") from error
-    return net
-
-
-def _find_function(name: str) -> Callable[[gymnasium.Space, gymnasium.Space], nn.Module]:
-    """The function `module:function`; the current folder is searched last. Raises ConfigError."""
-    module, _, function = name.partition(":")
-    if (here := str(STARTED_IN[0] if STARTED_IN else Path.cwd())) not in sys.path:
-        sys.path.append(here)
-    fix = "must be module:function, in the current folder or installed"
-    try:
-        return getattr(importlib.import_module(module), function)
-    except Exception as error:
         from a3c_mp.errors.describe import describe, is_missing
 
         if module not in sys.modules and not is_missing(error, module):
             fix = "correct it"
         raise ConfigError("net", name, describe(error), fix) from error
+    return net
 
 
 @torch.no_grad()

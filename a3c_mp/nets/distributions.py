@@ -3,8 +3,6 @@
 A rollout stores the parameters, [..., P], of the policy that acted: logits, or means and log deviations.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +12,11 @@ import gymnasium
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from a3c_mp.wrappers import ActionScaling
+from a3c_mp.wrappers import ACTIONS, ActionScaling, num_choices
 
-ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary
-"""action spaces that there are distributions for"""
 MASKED = -1e30
 """logit of an action that is not allowed: its probability is exactly 0, and every term of a loss stays finite"""
 LOWEST_ALLOWED = -1e29
@@ -76,7 +72,7 @@ class MultiCategorical(NamedTuple):
         return [Categorical(logits) for logits in self.logits.split(self.sizes, dim=-1)]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        chosen = action.reshape(*self.logits.shape[:-1], -1).unbind(dim=-1)
+        chosen = action.flatten(-len(self.shape)).unbind(dim=-1)
         return torch.stack([part.log_prob(a) for part, a in zip(self.parts, chosen, strict=True)]).sum(dim=0)
 
     def entropy(self) -> Tensor:
@@ -89,7 +85,7 @@ class MultiCategorical(NamedTuple):
         return self._joined([part.mode() for part in self.parts])
 
     def _joined(self, chosen: list[Tensor]) -> Tensor:
-        return torch.stack(chosen, dim=-1).reshape(*self.logits.shape[:-1], *self.shape)
+        return torch.stack(chosen, dim=-1).unflatten(-1, self.shape)
 
 
 class DiagonalGaussian(NamedTuple):
@@ -99,16 +95,9 @@ class DiagonalGaussian(NamedTuple):
     `log_prob` is that of the density, and the differential entropy can be negative.
     """
 
-    params: Tensor
+    mean: Tensor
+    log_std: Tensor
     shape: tuple[int, ...]
-
-    @property
-    def mean(self) -> Tensor:
-        return self.params.chunk(2, dim=-1)[0]
-
-    @property
-    def log_std(self) -> Tensor:
-        return self.params.chunk(2, dim=-1)[1]
 
     def log_prob(self, action: Tensor) -> Tensor:
         distance = (action.reshape(self.mean.shape) - self.mean) / self.log_std.exp()
@@ -132,18 +121,9 @@ class DiagonalGaussian(NamedTuple):
 Distribution = Categorical | MultiCategorical | DiagonalGaussian
 
 
-def category_sizes(space: gymnasium.Space) -> list[int]:
-    """Number of choices in each part of an action; none for continuous actions."""
-    if isinstance(space, Discrete):
-        return [int(space.n)]
-    if isinstance(space, MultiDiscrete):
-        return [int(size) for size in space.nvec.flatten()]
-    return [2] * int(np.prod(space.shape)) if isinstance(space, MultiBinary) else []
-
-
 def num_outputs(space: gymnasium.Space) -> int:
     """How many outputs a policy needs: a logit for each choice, or the mean of each dimension."""
-    return sum(category_sizes(space)) or int(np.prod(space.shape or ()))
+    return int(num_choices(space).sum()) or int(np.prod(space.shape or ()))
 
 
 def num_params(space: gymnasium.Space) -> int:
@@ -153,9 +133,9 @@ def num_params(space: gymnasium.Space) -> int:
 
 def is_valid(space: gymnasium.Space, actions: Tensor) -> bool:
     """Whether actions [..., *shape] are among the choices of a space; continuous ones may lie outside, but not NaN."""
-    if not (sizes := category_sizes(space)):
+    if isinstance(space, Box):
         return bool(actions.isfinite().all())
-    return bool(((actions >= 0) & (actions < torch.tensor(sizes).view(space.shape or ()))).all())
+    return bool(((actions >= 0) & (actions < torch.from_numpy(num_choices(space)).view(space.shape or ()))).all())
 
 
 class ActionHead(nn.Module):
@@ -174,7 +154,7 @@ class ActionHead(nn.Module):
         super().__init__()
         if not isinstance(space, ACTIONS) or np.any(getattr(space, "start", 0)):
             raise ValueError(f"there is no policy for actions {space}; discrete ones must start from 0")
-        self.space, self.num_outputs, self.sizes = space, num_outputs(space), category_sizes(space)
+        self.space, self.num_outputs, self.sizes = space, num_outputs(space), num_choices(space).tolist()
         self.mean_limit = mean_limit
         if isinstance(space, Box):
             self.log_std = nn.Parameter(torch.full((self.num_outputs,), log_std_init))
@@ -197,4 +177,7 @@ class ActionHead(nn.Module):
         if isinstance(self.space, Discrete):
             return Categorical(params)
         shape = self.space.shape or ()
-        return MultiCategorical(params, shape, self.sizes) if self.sizes else DiagonalGaussian(params, shape)
+        if self.sizes:
+            return MultiCategorical(params, shape, self.sizes)
+        mean, log_std = params.chunk(2, dim=-1)
+        return DiagonalGaussian(mean, log_std, shape)

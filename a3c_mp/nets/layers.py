@@ -1,7 +1,5 @@
 """Parts that nets are made of: convolutions, hidden layers, an LSTM."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

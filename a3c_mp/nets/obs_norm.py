@@ -1,7 +1,5 @@
 """Observation normalization: running statistics of observations, and what they do to the inputs of nets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cv2
@@ -10,10 +8,8 @@ from torch import Tensor, nn
 
 from a3c_mp.nets.obs_stats import FAR, ImageStats, VectorStats
 
-KNEE = 5.0
-"""normalized values are what they are up to here; beyond, those of vectors grow with the logarithm"""
-SLOPE = 0.1
-"""and those of images, which end at 255 grey levels, with this slope"""
+KNEE = 5.0  # normalized values are what they are up to here; beyond, those of vectors grow with the logarithm
+SLOPE = 0.1  # and those of images, which end at 255 grey levels, with this slope
 VALUES_AT_ONCE = 250_000
 """values of images that are normalized together on a CPU: they stay in a core's cache from one operation to the next"""
 

@@ -1,7 +1,5 @@
 """Running mean and standard deviation of observations, which one absurd value does not spoil."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -10,17 +8,13 @@ from torch import Tensor
 
 FAR = 1e6
 """distance from the mean (standard deviations) beyond which a value is left out: a sensor without a reading, say"""
-FAR_FROM_EQUALS = 1e15
-"""the same distance, in units of the feature, where all other values are equal"""
-SMALLEST = 2.0**-34
-"""values and deviations below it count as 0"""
-RARE = 1e-4
-"""share of a feature's values below which a bin does not say on which scale the feature varies"""
+FAR_FROM_EQUALS = 1e15  # the same distance, in units of the feature, where all other values are equal
+SMALLEST = 2.0**-34  # values and deviations below it count as 0
+RARE = 1e-4  # share of a feature's values below which a bin does not say on which scale the feature varies
 LARGEST_EXPONENT = 128
 MANY_FEATURES = 4096
 """features beyond which bins are 256 times as wide as the last one, instead of twice: they take less memory"""
-VALUES_AT_ONCE = 100_000
-"""values of a batch that enter the statistics: a sample of wide observations"""
+VALUES_AT_ONCE = 100_000  # values of a batch that enter the statistics: a sample of wide observations
 
 
 class ImageStats:

@@ -3,8 +3,6 @@
 Master weights, returns and losses are always float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,21 +13,18 @@ from torch import Tensor, nn
 from a3c_mp.nets.obs_norm import ObsNorm
 
 
-def compute_dtype(precision: str, device: torch.device, image: bool) -> torch.dtype:
-    """Return bfloat16 or float32, for `--precision {auto,fp32,bf16}`.
+def acting_dtype(precision: str, net: nn.Module, device: torch.device | None = None) -> torch.dtype:
+    """Return bfloat16 or float32, for `--precision {auto,fp32,bf16}`: what actors hold the weights of a net in.
+
+    `device` is that of the actors, by default the net's; `net.norm` is an `ObsNorm`.
 
     bfloat16 is for nets on images. Vectors stay in float32: a bfloat16 has 8 bits, enough for a pixel, but not for a
     position far from 0, and small nets are bound by call overhead. `auto` uses it where the hardware supports it
     natively (AMX, AVX-512 BF16, CUDA capability 8.0 and newer). `fp32` leaves torch's own setting of TF32 as it is.
     """
-    bf16 = precision == "bf16" or (precision == "auto" and has_native_bf16(device))
-    return torch.bfloat16 if image and bf16 else torch.float32
-
-
-def acting_dtype(precision: str, net: nn.Module) -> torch.dtype:
-    """Return the `compute_dtype` of a net with an `ObsNorm` as `net.norm`; actors hold their weights in it."""
     assert isinstance(net.norm, ObsNorm), net
-    return compute_dtype(precision, net.norm.shift.device, net.norm.image)
+    bf16 = precision == "bf16" or (precision == "auto" and has_native_bf16(device or net.norm.shift.device))
+    return torch.bfloat16 if net.norm.image and bf16 else torch.float32
 
 
 def autocast(precision: str, net: nn.Module) -> AbstractContextManager:
@@ -77,11 +72,7 @@ def acting_forward(
     def packed() -> Tensor:
         return torch.cat([output.flatten().float() for output in function(*places)])
 
-    launch: Callable[[], Tensor] = packed
-    if args.cuda_graph:
-        from a3c_mp.nets.graph import as_graph  # here, as most runs have no GPU
-
-        launch = as_graph(packed, device)
+    launch = as_graph(packed, device) if args.cuda_graph else packed
 
     @torch.inference_mode()
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -91,3 +82,27 @@ def acting_forward(
         return tuple(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
 
     return forward
+
+
+def as_graph(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Capture what a function launches as a CUDA graph; return what launches it again, on what its memory then holds.
+
+    Parameters are read in place, so `Weights.load` into the same net takes effect without a new capture
+    (pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+    """
+    graph = torch.cuda.CUDAGraph()
+    warm_up = torch.cuda.Stream(device)
+    warm_up.wait_stream(torch.cuda.current_stream(device))
+    with torch.inference_mode(), torch.cuda.device(device):  # a capture records work of the current device
+        with torch.cuda.stream(warm_up):  # libraries choose their algorithms before, not during, the capture
+            for _ in range(3):
+                function()
+        torch.cuda.current_stream(device).wait_stream(warm_up)
+        with torch.cuda.graph(graph, stream=warm_up):
+            output = function()
+
+    def launch() -> Tensor:
+        graph.replay()
+        return output
+
+    return launch

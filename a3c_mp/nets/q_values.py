@@ -3,8 +3,6 @@
 Values are those of rewards that a learner multiplies by the net's `reward_scale`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

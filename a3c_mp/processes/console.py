@@ -4,8 +4,6 @@ A terminal that is stopped (Ctrl-S, a pager) or a pipe that is not read blocks i
 threads wait; callers put lines into a queue, and lines that do not fit are dropped and counted.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import queue
@@ -68,7 +66,18 @@ class ConsoleThread:
     def show(self, steps: int, total_steps: int, line: str, eta: str) -> None:
         """Set the state of the progress bar, which a thread of rich's draws four times a second."""
         if self._bar is None:
-            self._bar = progress_bar(self.output)
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.completed:,.0f} steps"),
+                BarColumn(bar_width=8),
+                TextColumn("{task.percentage:.0f}%"),
+                TextColumn("ETA {task.fields[eta]}", style="cyan"),
+                TextColumn("{task.fields[line]}", markup=False),
+                console=self.output,
+                refresh_per_second=4,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             self._bar.add_task("", total=total_steps, line="", eta="-")
             self._put(self._bar.start)
         self._bar.update(self._bar.task_ids[0], completed=steps, line=line, eta=eta)
@@ -104,22 +113,6 @@ class ConsoleThread:
     def _write_all(self) -> None:
         while True:
             self._waiting.get()()
-
-
-def progress_bar(output: Console) -> Progress:
-    """A progress bar that does not replace sys.stdout and sys.stderr."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.completed:,.0f} steps"),
-        BarColumn(bar_width=8),
-        TextColumn("{task.percentage:.0f}%"),
-        TextColumn("ETA {task.fields[eta]}", style="cyan"),
-        TextColumn("{task.fields[line]}", markup=False),
-        console=output,
-        refresh_per_second=4,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
 
 
 def discard_output(stream: object) -> None:

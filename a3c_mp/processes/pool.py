@@ -1,44 +1,24 @@
 """The protocol between a learner and its workers, which three carriers implement: processes, nodes of a task, Ray.
 
-    learner (WorkerPool)                                     worker (its channel)
+    learner (a pool, as `Workers`)                           worker (its channel, as `WorkerChannel`)
     release(filled, version)   --- token: slot, version -->  take()
     take() -> filled slots     <-- slot, payload -----------  send(slot, payload)
     on_restart(event)                                        beat(), starting(); restored, not_restored(reason)
 
 A worker fills the slots whose tokens it has, and sends back their numbers with a few figures. Which slots are given,
 filled and next is in a `SlotLedger`, the same one for every carrier: a worker that is lost has its slots filled again
-by its successor.
+by its successor. What a worker is rebuilt from comes from its pool's `states` (see `ResumeStates`).
 """
-
-from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple
 
-NICENESS = 5
-"""where cores are short the learner goes first: it trains on fresh rollouts, instead of letting them queue"""
-
-
-class ActorChannel(Protocol):
-    """What a collector of data needs of its connection to the learner; see `WorkerChannel`."""
-
-    worker: int  # its number among the workers of this learner
-    actor: int  # its number in the whole run
-    seed_key: tuple[int, ...]
-    restored: Any
-    memory: Any
-
-    @property
-    def beat(self) -> Callable[[], None]: ...
-    @property
-    def starting(self) -> Callable[[], None]: ...
-    @property
-    def closing(self) -> Callable[[Any], Any]: ...
-    def not_restored(self, reason: str) -> None: ...
+NICENESS = 5  # where cores are short the learner goes first: it trains on fresh rollouts, instead of letting them queue
 
 
 class Token(NamedTuple):
@@ -66,15 +46,6 @@ class WorkerEvent(NamedTuple):
     left: bool = False  # its machine has left, or no node has a place for it: no process acts for it now
 
 
-class StateSource(Protocol):
-    """Gives the state that an actor is rebuilt from when it is started; see `ResumeStates`."""
-
-    start: int  # seeds of workers follow from it
-
-    def record_start(self, actor: int) -> Any: ...
-    def forget(self, actor: int) -> None: ...
-
-
 @dataclass(frozen=True)
 class WorkerOptions:
     """How workers get their slots, and how they are supervised."""
@@ -91,15 +62,6 @@ class WorkerOptions:
     first_actor: int = 0  # number of worker 0 among the actors of the whole run
     name: str | None = None  # of the process and in messages, for a single worker that is no actor
     niceness: int = NICENESS  # of the processes: added to that of their parent
-
-
-class WorkerPool(Protocol):
-    """What a learner needs of its workers; see `Workers`."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *exc: object) -> None: ...
-    def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]: ...
-    def release(self, filled: Iterable[Filled], version: int) -> None: ...
 
 
 class SlotLedger:
@@ -148,16 +110,15 @@ class SlotLedger:
 class Closing:
     """Closes the environments of a process, however it ends."""
 
-    def __init__(self) -> None:
-        self._open: list[Any] = []
+    @cached_property
+    def _open(self) -> ExitStack:
+        return ExitStack()
 
     def closing(self, resource: Any) -> Any:
         """Have the argument, such as a vector environment, closed however the process ends; returns it."""
-        self._open.append(resource)
-        return resource
+        return self._open.enter_context(closing(resource))
 
     def close(self) -> None:
         """Close them, the latest first. An error in one does not keep the others open."""
-        while self._open:
-            with suppress(BaseException):
-                self._open.pop().close()
+        with suppress(BaseException):
+            self._open.close()

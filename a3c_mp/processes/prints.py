@@ -5,8 +5,6 @@ training to the terminal's rate. So children print into pipes. A thread of the t
 newest lines of each child, at most `LINES_PER_SECOND` in all, and counts the others.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sys

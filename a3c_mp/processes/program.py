@@ -1,7 +1,5 @@
 """What this program is: versions of it and of what its results depend on, and the commit of its source."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -15,8 +13,7 @@ import a3c_mp
 PACKAGES = ("torch", "gymnasium", "numpy", "ale-py", "mujoco", "box2d", "ray")
 MUST_AGREE = {"protocol": 9, "a3c_mp": 9, "torch": 2, "gymnasium": 2, "ale-py": 2, "mujoco": 2, "numpy": 1}
 """name -> how many numbers of its version must be the same in all processes of a run; of all others none"""
-EVERYWHERE = ("protocol", "a3c_mp", "torch")
-"""those that cannot be absent at one end"""
+EVERYWHERE = ("protocol", "a3c_mp", "torch")  # those that cannot be absent at one end
 
 
 def describe_program() -> dict[str, str]:

@@ -4,8 +4,6 @@ A slot holds one rollout, gradient or block of transitions. Its number is all th
 tensor costs about 0.4 ms for each file descriptor, a number 0.01 ms. All slots lie in one arena: one file descriptor.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import math
@@ -24,19 +22,14 @@ CGROUP_2 = "memory.max", "memory.current", "inactive_file"  # limit, memory in u
 CGROUP_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"  # the same in version 1
 ALIGNMENT = 64  # bytes; fields start on a cache line
 
-Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
-"""name of a field -> (shape, dtype)"""
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name of a field -> (shape, dtype)
 
 
 class Slots:
     """`num_slots` dictionaries of tensors of fixed shapes, the same memory in every process they are passed to.
 
-    Raises MemoryError as `shared_bytes` does.
-
-    Args:
-        device: cpu, or a CUDA device for shared GPU memory.
-        pin_for: a CUDA device: page-lock the memory in this process, for its copies to that GPU; see `pin`.
-        everywhere: whether the other processes that hold the memory page-lock it, too.
+    It lies on the CPU, or for a CUDA `device` in shared GPU memory. With `pin_for`, a CUDA device, this process
+    page-locks it for copies to that GPU (see `pin`); `everywhere`: the others do, too. Raises as `shared_bytes`.
     """
 
     def __init__(
@@ -104,11 +97,10 @@ def shared_bytes(size: int) -> Tensor:
 
     It is an anonymous file (memfd_create), which needs no /dev/shm and is freed with the last process that holds it.
     All its blocks are allocated here: where memory is missing, the first write would kill a process with SIGBUS.
-
-    Raises:
-        MemoryError: too little memory is free, or a limit of this process forbids it; says how much is needed.
+    Raises MemoryError, with both sizes, where too little is free; with the reason, where it cannot be allocated.
     """
-    check_shared_memory(size)
+    if size > (free := free_memory()):
+        raise MemoryError(f"{_mib(size)} of shared memory is needed, {free // MIB:,} MiB of memory is free")
     try:
         with open(os.memfd_create("a3c_mp"), "rb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
@@ -123,12 +115,6 @@ def shared_bytes(size: int) -> Tensor:
 def shared_counters(count: int) -> Tensor:
     """Allocate counters in shared memory, as `shared_bytes` does: zeros, int64 [count]."""
     return shared_bytes(count * torch.int64.itemsize).view(torch.int64)
-
-
-def check_shared_memory(needed: int) -> None:
-    """Raise MemoryError if fewer than `needed` bytes of memory are free; it says how many are needed and free."""
-    if needed > (free := free_memory()):
-        raise MemoryError(f"{_mib(needed)} of shared memory is needed, {free // MIB:,} MiB of memory is free")
 
 
 def free_memory() -> int:

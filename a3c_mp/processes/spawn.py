@@ -6,8 +6,6 @@ it collects the worker's exit code, or by the watchdog when the parent itself is
 group or session of its own is left to its `close()`.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import pickle
@@ -46,14 +44,10 @@ _watchdog = Watchdog()
 def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bool, group: bool = False) -> Any:
     """Spawn a process that runs `main(*args)`; to be called from the main thread, as the child ends with its thread.
 
-    Args:
-        main: a module-level function.
-        args: pickled; shared tensors stay shared.
-        daemon: it is ended when this process exits, and may start no processes with `multiprocessing` itself.
-        group: it leads a process group, which is killed with it.
-
-    Raises:
-        OSError, RuntimeError: the machine, or a limit of the user's, allows no further process or thread.
+    `main` is a module-level function; `args` are pickled, and shared tensors stay shared. A `daemon` is ended when this
+    process exits, and may start no processes with `multiprocessing` itself. With `group` the child leads a process
+    group, which is killed with it. Raises OSError or RuntimeError where the machine, or a limit of the user's, allows
+    no further process or thread.
     """
     pipe = prints.open_pipe()
     kind = GroupLeader if group else SpawnProcess
@@ -164,12 +158,8 @@ def run_supervised(
 ) -> None:  # fmt: skip
     """Run `main()` in a child process, then `close()`, however it ends; send an exception's traceback to the parent.
 
-    Args:
-        main: SIGTERM raises `Terminated` in it.
-        pipe: to the parent.
-        on_sigterm: handler of SIGTERM instead of `raise_terminated`.
-        close: closes what is open; a SIGTERM meanwhile changes nothing.
-        leave: called with exit code 1 after an exception.
+    SIGTERM calls `on_sigterm`, by default `raise_terminated`; in `close` it changes nothing. After an exception,
+    `leave` is called with exit code 1.
     """
     signal.signal(signal.SIGTERM, on_sigterm or raise_terminated)
     failed = terminated = False

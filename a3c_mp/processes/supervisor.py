@@ -4,8 +4,6 @@ A supervised process has a pipe for messages, tuples that start with their kind:
 the supervisor, all others for its owner.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import pickle
@@ -135,8 +133,7 @@ class Supervisor:
     def watch(self, should_stop: Callable[[], bool], seconds: float = WAIT_SECONDS, also: Sequence[Any] = ()) -> None:
         """Wait for a message, a death, one of the file descriptors `also` or so long (s), and deal with it.
 
-        Raises:
-            WorkerError: a child without `on_lost` failed before any result, or its restart budget is spent.
+        Raises WorkerError if a child without `on_lost` failed before any result, or its restart budget is spent.
         """
         working = [child for child in self.children if not child.is_done]
         pipes = {child.pipe: child for child in working}

@@ -5,8 +5,6 @@ It runs this file as a script, without torch: `python -I -S watchdog.py PARENT_P
 or when this process has another parent: a fork of the parent may still hold the pipe.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import select

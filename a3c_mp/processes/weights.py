@@ -6,8 +6,6 @@ version. There is no lock, so a process killed at any instant leaves nothing loc
 visible in their order, as on x86-64; `preflight.check_system` refuses other processors.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -21,12 +19,9 @@ PUBLISHED, WRITING = 0, 1
 class Weights:
     """The two newest versions of the parameters and buffers of `net`, in shared memory.
 
-    Args:
-        net: gives shapes and the values of version 0.
-        dtype: of the values, for instance bfloat16 where actors compute in it.
-        untrained: whether version 0 is that of a net before its first update.
-        device: of the memory, by default that of `net`. A GPU's is shared by CUDA IPC; for a net on a GPU, that of the
-            CPU is page-locked in this process.
+    Version 0 has the values of `net`, which is `untrained` before its first update. The values are of `dtype`, bfloat16
+    where actors compute in it. The memory is on `device`, by default that of `net`: a GPU's is shared by CUDA IPC; for
+    a net on a GPU, that of the CPU is page-locked in this process.
     """
 
     def __init__(

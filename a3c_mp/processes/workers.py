@@ -23,7 +23,7 @@ import torch
 import torch.multiprocessing as mp
 
 from a3c_mp.errors import Terminated
-from a3c_mp.processes.pool import Closing, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
+from a3c_mp.processes.pool import Closing, Filled, SlotLedger, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import MAX_MESSAGE, STARTING, raise_terminated, run_supervised, start_child
 from a3c_mp.processes.supervisor import Child, Supervisor
@@ -36,15 +36,13 @@ BEAT_SECONDS = 0.25  # between two heartbeats of a worker that waits for a token
 class Workers:
     """`num_workers` supervised processes that run `target(channel, *args)`; to be used in a `with` block.
 
-    Args:
-        target: a module-level function.
-        args: pickled; shared tensors stay shared.
-        states: gives what workers are rebuilt from, and the agent steps that their seeds follow from.
-        on_restart: called each time a worker is replaced, or cannot be rebuilt.
+    `target` is a module-level function; `args` are pickled, and shared tensors stay shared. `states` (`ResumeStates`)
+    give what workers are rebuilt from, and the agent steps that their seeds follow from; `on_restart` is called each
+    time a worker is replaced, or cannot be rebuilt.
     """
 
     def __init__(
-        self, target: Callable[..., None], num_workers: int, args: tuple, *, states: StateSource | None = None,
+        self, target: Callable[..., None], num_workers: int, args: tuple, *, states: Any = None,
         options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
         self.target, self.args, self.states, self.on_restart = target, args, states, on_restart
@@ -72,10 +70,8 @@ class Workers:
         """Wait for a round of filled slots: `size` in order of arrival, or `in_order` one of each worker.
 
         They are the caller's until it releases them; there are none once `should_stop()`. A worker that dies before the
-        last slot of a round has arrived is replaced, and fills its own slots again.
-
-        Raises:
-            WorkerError: a worker failed before its first filled slot, or the restart budget is spent.
+        last slot of a round has arrived is replaced, and fills its own slots again. Raises WorkerError if one failed
+        before its first filled slot, or the restart budget is spent.
         """
         while not should_stop():
             if found := self._ledger.take(size):
@@ -145,15 +141,12 @@ class WorkerChannel(Closing):
     """numbers that its seeds follow from: agent steps of the run at the start, the actor's number, restarts so far.
     Where nothing can be restored, the last one keeps a successor from playing the same games again
     """
-    restored: Any  # what `StateSource.record_start` returned: the state to continue from, or None
+    restored: Any  # what `ResumeStates.record_start` returned: the state to continue from, or None
     token_pipe: connection.Connection
     result_pipe: connection.Connection
     beats: torch.Tensor  # int64 [workers] in shared memory: heartbeats
     memory: Any = None
     _terminated: bool = False
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def tokens(self) -> Iterator[Token]:
         """The slots to fill, one after the other, without end: `for slot, version in channel.tokens()`."""

@@ -33,22 +33,13 @@ class Batch(NamedTuple):
     @classmethod
     def empty(cls, shards: Shards, batch_size: int, pin: bool = False) -> Batch:
         """Allocate a batch for `Replay.sample` to fill, page-locked if `pin`."""
-        spec = shards.slots.spec  # of rows in their lanes: views of them would take as long as the sampling
-        frame, action, mask = (
-            (shape[2:], dtype) for shape, dtype in (spec[name] for name in ("frame", "action", "mask"))
-        )
-        obs_shape = (shards.stack, *frame[0]) if shards.stack > 1 else frame[0]
-        shapes = {
-            "obs": (obs_shape, frame[1]),
-            "action": action,
-            "reward": ((), torch.float32),
-            "discount": ((), torch.float32),
-            "next_obs": (obs_shape, frame[1]),
-            "next_mask": mask,
-            "probability": ((), torch.float64),
-            "ids": ((), torch.int64),
-        }
-        batch = cls(**{name: torch.empty(batch_size, *shape, dtype=dtype) for name, (shape, dtype) in shapes.items()})
+        # From the spec of rows in their lanes: views of them would take as long as the sampling.
+        rows = {name: (shape[2:], dtype) for name, (shape, dtype) in shards.slots.spec.items()}
+        frame, dtype = rows["frame"]
+        obs = (shards.stack, *frame) if shards.stack > 1 else frame, dtype
+        transition = obs, rows["action"], rows["reward"], rows["discount"], obs, rows["mask"]
+        fields = *transition, ((), torch.float64), ((), torch.int64)
+        batch = cls(*(torch.empty(batch_size, *shape, dtype=dtype) for shape, dtype in fields))
         return cls(*map(page_locked, batch)) if pin else batch
 
     def to(self, device: torch.device) -> Batch:

@@ -71,11 +71,6 @@ class Shards:
         """Shared memory of `Shards` with these arguments (bytes)."""
         return layout(_spec(*sizes))[1]
 
-    @property
-    def nbytes(self) -> int:
-        """Shared memory (bytes)."""
-        return self.slots.slot_bytes
-
     def lanes(self, shard: int) -> slice:
         return slice(shard * self.num_envs, (shard + 1) * self.num_envs)
 

@@ -1,13 +1,9 @@
 """Sum tree for prioritized sampling, vectorised: batches of searches and updates in a few numpy calls a level."""
 
-from __future__ import annotations
-
 import numpy as np
 
-FANOUT = 16
-"""children of a node: more of them mean fewer levels but longer sums"""
-TOP = 4096
-"""largest number of nodes of the top level, whose running sums are computed again in every search"""
+FANOUT = 16  # children of a node: more of them mean fewer levels but longer sums
+TOP = 4096  # largest number of nodes of the top level, whose running sums are computed again in every search
 
 
 class SumTree:

@@ -1,7 +1,5 @@
 """The actor's end of the replay: n-step transitions with first priorities, appended to the actor's shard."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,8 +9,7 @@ import torch
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay.shards import Shards, spread
 
-MIN_PRIORITY = 1e-6
-"""added to every |TD error|, so that each transition can be drawn (Schaul et al. 2016, section 3.3)"""
+MIN_PRIORITY = 1e-6  # added to every |TD error|, so that each transition can be drawn (Schaul et al. 2016, section 3.3)
 
 
 class EnvStep(NamedTuple):

@@ -10,7 +10,7 @@ from torch import nn
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.obs_norm import ObsNorm
-from a3c_mp.nets.precision import compute_dtype
+from a3c_mp.nets.precision import acting_dtype
 
 
 class Acting(NamedTuple):
@@ -38,16 +38,16 @@ def choose_acting(args: CommonArgs, net: nn.Module) -> Acting:
     if device.type == "cpu":
         if args.act_on == "cuda":
             raise ConfigError("act-on", args.act_on, "the learner's net is not on a GPU", "give --cuda too")
-        return Acting(cpu, compute_dtype(args.precision, cpu, image))
+        return Acting(cpu, acting_dtype(args.precision, net))
     if args.act_on != "cpu" and not why:
         from a3c_mp.run.gpu import check_capture, why_not_shared  # here, as most runs have no GPU
 
         if not (why := why_not_shared(device)):
             check_capture(args, net)
             note = f"actors act on {device}, with the learner's weights in shared GPU memory (CUDA IPC)"
-            return Acting(device, compute_dtype(args.precision, device, image), note)
+            return Acting(device, acting_dtype(args.precision, net), note)
         why = f"processes cannot share memory of the GPU: {why}"
         if args.act_on == "cuda":
             raise ConfigError("act-on", args.act_on, why, "use auto or cpu")
     note = f"actors act on the CPU ({why or '--act-on cpu'}); weights and what actors send pass through pinned memory"
-    return Acting(cpu, compute_dtype(args.precision, cpu, image), note)
+    return Acting(cpu, acting_dtype(args.precision, net, cpu), note)

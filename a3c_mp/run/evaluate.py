@@ -30,7 +30,7 @@ from a3c_mp.processes.workers import WorkerChannel, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 from a3c_mp.seeds import seed_global_generators
-from a3c_mp.wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, Heartbeats, action_mask, make_vec_env
+from a3c_mp.wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, action_mask, make_vec_env
 
 NUM_ENVS = 8
 """games played at once"""
@@ -62,7 +62,7 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
 
 
 def make_play_envs(
-    env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS, heartbeats: Heartbeats = UNWATCHED,
+    env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS, heartbeats: Any = UNWATCHED,
     actor: int = OUTSIDE,
 ) -> VectorEnv:  # fmt: skip
     """Make the environments for `play_episodes`, at most as many as episodes, and seed what they may draw from."""

@@ -20,7 +20,7 @@ from a3c_mp.data.episodes import Episode
 from a3c_mp.data.resume_states import ActorLayout, ActorReport, ResumeStates
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.processes.learner_group import LearnerGroup, Stateful
-from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions, WorkerPool
+from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
@@ -67,7 +67,7 @@ class Processes:
     def share(self, net: nn.Module, acting: Acting, untrained: bool) -> Weights:
         return Weights(net, acting.dtype, untrained, acting.device)
 
-    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> WorkerPool:
+    def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> Any:
         return Workers(run_actor, args=(make_actor, args, memory), **pool)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from a3c_mp.nets.distributions import category_sizes
 from a3c_mp.nets.layers import is_image
 from a3c_mp.run.mean_return import MIN_EPISODES, WINDOW, short_return
 from a3c_mp.run.progress import Progress
+from a3c_mp.wrappers import num_choices
 
 LONGEST = {False: 1_000_000, True: 3_000_000}
 """observations are images -> agent steps by which a run is judged that has more: a sign is not to come hours late"""
@@ -133,7 +133,7 @@ class Signs:
         obs_space, action_space, *_ = spaces
         image = is_image(obs_space)
         self.length, self.least = min(progress.args.total_steps, LONGEST[image]), LEAST[image]
-        sizes = category_sizes(action_space)
+        sizes = num_choices(action_space).tolist()
         self.largest_entropy = sum(map(math.log, sizes)) if sizes else math.inf
         self.seen = dict.fromkeys(SIGNS, 0)  # looks in a row
         self.warned = set[str]()

@@ -16,7 +16,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.pool import Closing, Filled, SlotLedger, StateSource, Token, WorkerEvent, WorkerOptions
+from a3c_mp.processes.pool import Closing, Filled, SlotLedger, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.task.endpoint import number_of
@@ -36,7 +36,7 @@ class Pool(Closing):
     """The learner's end of its collectors; arguments as of `Workers`."""
 
     def __init__(
-        self, num_workers: int, *, states: StateSource, options: WorkerOptions,
+        self, num_workers: int, *, states: Any, options: WorkerOptions,
         on_restart: Callable[[WorkerEvent], None],
     ):  # fmt: skip
         super().__init__()

@@ -100,7 +100,6 @@ class Node(Closing):
         self._mailbox = Mailbox()
         self._lock = threading.RLock()
         self.handle(FINISH, self._on_finish, [int])
-        super().__init__()
 
     @property
     def name(self) -> str:

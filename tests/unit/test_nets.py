@@ -3,6 +3,7 @@
 import copy
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -362,7 +363,7 @@ def test_flags_of_nets_that_contradict_each_other_are_refused(spec, message):
 @pytest.mark.parametrize(("flag", "native", "image"), product(["fp32", "bf16", "auto"], [True, False], [True, False]))
 def test_bfloat16_is_for_images_where_it_is_asked_for_or_the_hardware_multiplies_it(flag, native, image, monkeypatch):
     monkeypatch.setattr(precision, "has_native_bf16", lambda device: native)
-    found = precision.compute_dtype(flag, torch.device("cpu"), image)
+    found = precision.acting_dtype(flag, SimpleNamespace(norm=ObsNorm((3, 36, 36), image)))
     assert found == (torch.bfloat16 if image and (flag == "bf16" or (flag == "auto" and native)) else torch.float32)
 
 

@@ -438,12 +438,11 @@ def test_the_games_of_a_standalone_evaluator_end_with_the_run_and_with_the_time(
     settings = train_task.Args(env_id="CartPole-v1", eval_episodes=1_000_000)
     looks, interrupted = itertools.count(), seconds == math.inf
     end = InlineEvaluator(settings, lambda: interrupted and next(looks) > 50)
-    closing, closed = end.closing, []
-    end.closing = lambda env: closed.append(env) or closing(env)
+    closing, envs = end.closing, []
+    end.closing = lambda env: envs.append(env) or closing(env)
     end.start(A3CSetup(settings).net)
     assert end.wait(seconds) is None
-    assert closed
-    assert not end._open
+    assert [env.unwrapped.closed for env in envs] == [True]
     interrupted = False
     assert end.take() is not None, "it has no result yet"
 

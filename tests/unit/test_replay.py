@@ -356,7 +356,7 @@ def test_transitions_without_a_finite_priority_are_left_out_and_counted():
 def test_the_memory_is_what_was_computed():
     spaces = Box(0, 255, (4, 84, 84), np.uint8), Discrete(6)
     needed = Shards.bytes_needed(2, 3, 100, *spaces, 4)
-    assert needed == Shards(2, 3, 100, *spaces, 4).nbytes
+    assert needed == Shards(2, 3, 100, *spaces, 4).slots.slot_bytes
     assert needed / 600 == pytest.approx(84 * 84 + 28, rel=0.001), "one frame for each transition"
 
 

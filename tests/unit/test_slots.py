@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a3c_mp.processes import slots as slots_module
-from a3c_mp.processes.slots import ALIGNMENT, Slots, check_shared_memory, shared_counters
+from a3c_mp.processes.slots import ALIGNMENT, Slots, shared_bytes, shared_counters
 
 MEGABYTE = {"block": ((2**20,), torch.uint8)}
 DTYPES = [torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.bfloat16]
@@ -73,10 +73,10 @@ def test_memory_that_cuda_does_not_pin_is_used_as_it_is(monkeypatch):
 def test_memory_that_does_not_suffice_is_refused(missing, monkeypatch):
     """What is needed is rounded up, and what is free down."""
     monkeypatch.setattr(slots_module, "free_memory", lambda: 2**20 - 1)
-    check_shared_memory(2**20 - 1)
+    shared_bytes(2**20 - 1)
     needed = 2**20 + missing
     with pytest.raises(MemoryError, match=f"^{math.ceil(needed / 2**20)} MiB of shared memory is needed, 0 MiB of"):
-        check_shared_memory(needed)
+        shared_bytes(needed)
 
 
 def open_files():
