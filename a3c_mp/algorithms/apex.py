@@ -1,7 +1,5 @@
 """Ape-X: setup and rounds of a learner, rate limiter, exploration ladder, target network; shared by DQN and DDPG."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager

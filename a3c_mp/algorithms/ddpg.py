@@ -4,8 +4,6 @@ Nets and replay use actions in [-1, 1]; environments get them scaled to their ow
 functions with the same names as in `dqn`; `--algo` picks one of the two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import gymnasium

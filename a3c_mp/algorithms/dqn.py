@@ -3,8 +3,6 @@
 A module of plain functions with the same names as in `ddpg`; `--algo` picks one of the two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Gradient messages from actors to the learner: one flat float32 vector for all parameters of a net."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple

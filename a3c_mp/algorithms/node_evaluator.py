@@ -1,7 +1,5 @@
 """The evaluator of chapter 5: a node that gets snapshots of the weights as messages, or a middleware of the learner."""
 
-from __future__ import annotations
-
 import math
 import socket
 import time

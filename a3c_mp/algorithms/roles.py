@@ -1,7 +1,5 @@
 """Roles of chapter 5: the nodes of a task that learn, collect and evaluate, here and on machines that join it."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import zlib

@@ -4,8 +4,6 @@ head starts the first node, and makes a token; join adds a node of another machi
 file; both run until Ctrl-C. status lists the nodes. Then: python train_ray.py --address auto
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

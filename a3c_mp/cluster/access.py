@@ -1,7 +1,5 @@
 """Who may use a cluster: its token, the file that says where it is, and what its head is asked before a run starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

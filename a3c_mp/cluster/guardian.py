@@ -5,8 +5,6 @@ processes become children of this one. A line on stdout is its exit code, a furt
 node has ended. At the end of stdin, all processes are killed and the folder is removed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

@@ -3,8 +3,6 @@
 Gradients go from learner to learner, by gloo or NCCL, over the network interfaces of their nodes, not through Ray.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """Ray on this machine: its version, the environment variables of its processes, and the processes of a node."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import select

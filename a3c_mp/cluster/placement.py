@@ -1,7 +1,5 @@
 """Where Ray starts actors: what each needs of a node, which node is taken first, and what is said where none has it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Ray binds all of a node's ports on 127.0.0.1 alone, or on all addresses of the m
 has no setting for a single other one. A change to it was taken back (https://github.com/ray-project/ray/pull/60012).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

@@ -1,7 +1,5 @@
 """The process of a fleet's actor, on whichever node Ray has started it, and what it sends."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@
 Rows go from node to node; the trainer sees neither rows nor frames before it samples them.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

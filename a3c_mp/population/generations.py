@@ -1,7 +1,5 @@
 """The generations of a population: the processes of its members, on this rank and on others, and what follows each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 

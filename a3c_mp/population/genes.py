@@ -1,7 +1,5 @@
 """Genes: settings of which each member has a value of its own, the ranges of their values, and how these mutate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

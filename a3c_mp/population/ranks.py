@@ -5,8 +5,6 @@ they receive cannot run code. The launcher's own store, through which they find 
 on all interfaces.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

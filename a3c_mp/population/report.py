@@ -1,7 +1,5 @@
 """What is recorded of each generation: counters, curves, the table of members, `lineage.csv`, the best net."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

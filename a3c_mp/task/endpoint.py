@@ -1,7 +1,5 @@
 """Settings of a node: its number, the addresses it binds or dials, and the key file of a task on TCP."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

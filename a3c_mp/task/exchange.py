@@ -4,8 +4,6 @@ On one machine, a message carries the number of a slot that both processes share
 fields of the slot too, which the learner copies; with each token it sends its weights there.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -5,8 +5,6 @@ A thread compares what the kernel has counted for each connection with what this
 shuts down those beyond their limits. What they have sent is discarded at once, also while the program is busy.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select

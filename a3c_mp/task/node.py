@@ -1,7 +1,5 @@
 """Nodes as their processes see them: messages, heartbeats, what to close; node 0 looks after the others too."""
 
-from __future__ import annotations
-
 import math
 import socket
 import threading

@@ -4,8 +4,6 @@ Node 0 is the process that the user started. If another node dies, hangs or rais
 replaces it; with node 0 all of them end.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

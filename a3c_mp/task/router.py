@@ -4,8 +4,6 @@ The nodes of a task form a star: node 0 has a connection to each of the others. 
 encrypts them and sends heartbeats; this code runs when the node sends, or looks at its messages.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

@@ -4,8 +4,6 @@ Each connection is a session with a random token, which is its routing id. A ses
 another one has a socket and a token of its own, so nothing that was sent in the old session arrives late.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

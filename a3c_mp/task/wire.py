@@ -5,8 +5,6 @@ stands as {"$tensor": [number, dtype, shape]}. A block is sent as frames of `PAR
 so that a socket can refuse larger frames. What arrives is checked, and nothing in it is ever executed.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
