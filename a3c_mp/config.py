@@ -142,11 +142,6 @@ class CommonArgs:
         return self.eval_every > 0
 
     @property
-    def evaluates_in_order(self) -> bool:
-        """Whether the result of an evaluation counts at a fixed step, because it may end a deterministic run."""
-        return self.deterministic and self.stop_eval_return is not None
-
-    @property
     def local_actors(self) -> int:
         """Those that this machine must have memory and open files for."""
         return self.num_actors

@@ -35,15 +35,10 @@ class PlayedGames(NamedTuple):
     lengths: list[int]  # agent steps of the same games
     weights_sha256: str  # of the weights that played, as `checkpoint.sha256_of_weights` computes it
 
-
-class Evaluation(NamedTuple):
-    steps: int  # agent steps of the run when the snapshot was taken
-    games: PlayedGames
-
     @property
     def figures(self) -> dict[str, float]:
         """Mean and standard deviation of the returns, mean length; as `play.py` computes them."""
-        returns, lengths, _ = self.games
+        returns, lengths, _ = self
         with np.errstate(invalid="ignore"):  # infinite returns have no deviation
             mean, std, length = np.mean(returns), np.std(returns), np.mean(lengths)
         return {"return_mean": float(mean), "return_std": float(std), "length_mean": float(length)}
@@ -71,10 +66,11 @@ class Evaluations:
     net: nn.Module
     snapshot: nn.Module  # of `net`, on the CPU
     log: logging.Logger
-    on_result: Callable[[Evaluation, nn.Module | None], None]
+    on_result: Callable[[int, PlayedGames, nn.Module | None], None]
 
     def __init__(self, args: CommonArgs):
         self.args, self.every, self.goal = args, args.eval_every, args.stop_eval_return
+        self.in_order = args.deterministic and self.goal is not None  # a result counts at a fixed step
         self.evaluator: Evaluator | None = None
         self.next_steps = self.every  # agent steps at which the next one is due
         self.finished = self.restarts = 0  # the latter: of the evaluator
@@ -85,7 +81,7 @@ class Evaluations:
         self._played: PlayedGames | None = None  # the answer, until it counts
 
     def attach(
-        self, net: nn.Module, log: logging.Logger, on_result: Callable[[Evaluation, nn.Module | None], None]
+        self, net: nn.Module, log: logging.Logger, on_result: Callable[[int, PlayedGames, nn.Module | None], None]
     ) -> None:
         """Evaluate a net; `on_result` gets each result, and the net that played if it is the best so far, else None."""
         self.net, self.log, self.on_result = net, log, on_result
@@ -107,15 +103,15 @@ class Evaluations:
         """
         if self.has_failed or self.evaluator is None:
             return True
-        is_due, in_order = steps >= self.next_steps, self.args.evaluates_in_order
+        is_due = steps >= self.next_steps
         try:
             self._hand_out(self.evaluator)
             if self._played is None:
-                waits = in_order and is_due and self.running is not None
+                waits = self.in_order and is_due and self.running is not None
                 self._played = self.evaluator.wait(math.inf) if waits else self.evaluator.poll()
                 if waits and self._played is None:
                     return False
-            if self._played is not None and (is_due or not in_order):
+            if self._played is not None and (is_due or not self.in_order):
                 self._end(self._played)
             if is_due and self.running is None and not self.is_solved:
                 self.snapshot.load_state_dict(self.net.state_dict())
@@ -153,24 +149,23 @@ class Evaluations:
             self._is_handed_out = True
 
     def _end(self, games: PlayedGames) -> None:
-        assert self.running is not None
-        evaluation = Evaluation(self.running, games)
+        steps = self.running
+        assert steps is not None
         self.running, self._played, self._is_handed_out = None, None, False
-        is_best = self.record(evaluation)
-        mean, std, length = evaluation.figures.values()
-        of = f"weights of {evaluation.steps:,} steps, {len(games.returns)} games"
+        is_best = self.record(steps, games)
+        mean, std, length = games.figures.values()
+        of = f"weights of {steps:,} steps, {len(games.returns)} games"
         longest = self.args.eval_max_steps
         if num := sum(length >= longest for length in games.lengths):
             of += f", of which {num} reached {longest:,} steps, where they are cut (--eval-max-steps)"
         figures = f"return {short_return(mean)}, std {short_return(std)}, length {length:.0f}; {of}"
         self.log.info(f"evaluation {self.finished}: {figures}{'; the best so far' if is_best else ''}")
-        self.on_result(evaluation, self.snapshot if is_best else None)
+        self.on_result(steps, games, self.snapshot if is_best else None)
 
-    def record(self, evaluation: Evaluation, confirmed: bool = False) -> bool:
+    def record(self, steps: int, games: PlayedGames, confirmed: bool = False) -> bool:
         """Count a result. Returns whether it is the best so far: if `confirmed` in new games, or by its mean return."""
-        sha256 = evaluation.games.weights_sha256
         self.finished += 1
-        self.last = {"steps": evaluation.steps, **evaluation.figures, "weights_sha256": sha256}
+        self.last = {"steps": steps, **games.figures, "weights_sha256": games.weights_sha256}
         mean = self.last["return_mean"]  # of equals the newest is the best: it has learned for longer
         is_best = confirmed or (math.isfinite(mean) and mean >= self.best_mean)
         if is_best:
@@ -196,7 +191,7 @@ class Evaluations:
         return {"eval_count": self.finished, **own, **results}
 
     def state_dict(self) -> dict[str, Any]:
-        running = self.running if self.args.evaluates_in_order else None  # else it is not repeated
+        running = self.running if self.in_order else None  # else it is not repeated
         saved = {name: getattr(self, name) for name in self.SAVED}
         return {**saved, "running": running, "snapshot": None if running is None else self.snapshot.state_dict()}
 

@@ -1,4 +1,4 @@
-"""Checks for NaN and inf in rollouts, gradients and observation statistics; what has them is skipped and counted."""
+"""Checks for NaN and inf in rollouts and gradients; what has them is skipped and counted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from torch import Tensor
 
 from a3c_mp.errors import TrainingError
 from a3c_mp.maths.schedules import passes_power_of_two
-from a3c_mp.nets.obs_norm import ObsNorm
-from a3c_mp.nets.obs_stats import FAR
 from a3c_mp.run.progress import RunState
 
 BAD_IN_A_ROW = 5
@@ -50,15 +48,6 @@ class NonFiniteFilter:
             fix = "lower --learning-rate, or look for NaN or inf in rewards, observations and fields of infos"
             raise TrainingError(f"{what} contains NaN or inf, {in_a_row} in a row from {source}; {fix}")
         count(self.run, self.counter, number, f"{what} contains NaN or inf; skipped", repeated=True)
-
-
-def update_norm(run: RunState, norm: ObsNorm, obs: Tensor, source: str) -> None:
-    """Update the statistics of observations with these [N, *obs_shape], of a `source`; count values that are far off.
-
-    In learners that pass the same they stay equal.
-    """
-    text = f"values of observations from {source} more than {FAR:g} standard deviations from the mean; left out of it"
-    count(run, "obs_values_far", norm.update(obs), text)
 
 
 def count(run: RunState, name: str, number: int, warning: str, repeated: bool = False) -> None:

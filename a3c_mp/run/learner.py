@@ -19,13 +19,14 @@ from a3c_mp.data.actor import Memory, run_actor
 from a3c_mp.data.episodes import Episode
 from a3c_mp.data.resume_states import ActorLayout, ActorReport, ResumeStates
 from a3c_mp.maths.losses import Metrics
+from a3c_mp.nets.obs_stats import FAR
 from a3c_mp.processes.learner_group import LearnerGroup, Stateful
 from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions, WorkerPool
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
 from a3c_mp.run.acting import Acting
-from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, update_norm
+from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, count
 from a3c_mp.run.progress import RunState
 
 
@@ -255,9 +256,11 @@ class Learner:
         self.net.reward_scale.fill_(self.reward_scale)
 
     def update_norm(self, obs: Tensor, source: str) -> None:
-        """Update the statistics of observations with these [N, *obs_shape], of all learners."""
+        """Update the statistics of observations with these [N, *obs_shape], of all learners; count what is far off."""
         if self.args.normalize_obs:
-            update_norm(self.run, self.net.norm, self.group.all_gather(obs), source)
+            number = self.net.norm.update(self.group.all_gather(obs))
+            what = f"values of observations from {source} more than {FAR:g} standard deviations from the mean"
+            count(self.run, "obs_values_far", number, f"{what}; left out of it")
 
     def end_round(self, publish: bool = True) -> bool:
         """Publish the weights; write metrics and checkpoints that are due. Returns whether the run goes on."""

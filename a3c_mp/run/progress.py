@@ -172,11 +172,6 @@ class Progress:
         if self.solved_at is None and self._is_solved:
             self.solved_at = (round(self.wall_seconds, 2), self.steps)
 
-    def confirm(self, mean: float) -> None:
-        """Record the mean return of games played to confirm that the task is solved."""
-        self.confirmed_mean = mean
-        self.record_solved()
-
     @property
     def is_confirmed(self) -> bool:
         """Whether those games reached `--stop-return`."""

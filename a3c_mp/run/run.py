@@ -30,7 +30,7 @@ from a3c_mp.run.banner import ENDINGS, describe_error, end_lines, error_summary,
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
 from a3c_mp.run.display import open_log
-from a3c_mp.run.evaluation import Evaluation, Evaluator
+from a3c_mp.run.evaluation import Evaluator, PlayedGames
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
@@ -171,12 +171,12 @@ class Run(RunState):
         """Whether a signal has arrived or the time is over, so that nothing is to be waited for."""
         return self.exit_reason is not None or self.progress.seconds_left <= 0
 
-    def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None:
+    def record_evaluation(self, steps: int, games: PlayedGames, best_net: nn.Module | None) -> None:
         """Write the result of an evaluation, and the net that was evaluated if it is the best so far."""
-        self.metrics.write(evaluation.steps, {f"eval/{name}": value for name, value in evaluation.figures.items()})
+        self.metrics.write(steps, {f"eval/{name}": value for name, value in games.figures.items()})
         self.checkpointer.saved_steps = None  # the newest checkpoint lacks this result
         if best_net is not None:
-            self.checkpointer.save_best(best_net, evaluation)
+            self.checkpointer.save_best(best_net, steps)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.finish(error)
