@@ -51,6 +51,7 @@ class CommonArgs:
     actor_name = "actor"  # what the chapter calls one, in messages
     actors_learn = False  # whether actors compute gradients
     games_explore = False  # whether all games of the mean return have exploration that the trained policy has not
+    evaluates_elsewhere = False  # whether the chapter has an evaluator of its own
     continuous: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for environments with continuous actions
     vectors: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for others whose observations are vectors
     images: ClassVar[Mapping[str, Any]] = {}  # defaults for Atari, under its presets, and without a preset for images

@@ -100,7 +100,7 @@ class Learner:
         self, args: Any, run: RunState, setup: Setup, make_actor: Callable[..., Any],
         group: LearnerGroup | None = None, carrier: Any = None,
     ):  # fmt: skip
-        self.args, self.run = args, run
+        self.args, self.run, self.rng = args, run, run.rng
         self.setup: Any = setup
         self.group = group or LearnerGroup()
         self.carrier: Any = carrier or Processes()
@@ -165,10 +165,6 @@ class Learner:
     @property
     def updates(self) -> int:
         return self.run.updates
-
-    @property
-    def rng(self) -> torch.Generator:
-        return self.run.rng
 
     def take_step(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics | None:
         """Take a step with the gradients that `gradients(args, learner, loss, *batch)` leaves, and return its metrics.

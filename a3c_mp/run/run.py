@@ -30,7 +30,7 @@ from a3c_mp.run.banner import ENDINGS, describe_error, end_lines, error_summary,
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
 from a3c_mp.run.display import open_log
-from a3c_mp.run.evaluation import Evaluator, PlayedGames
+from a3c_mp.run.evaluation import PlayedGames
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
@@ -48,7 +48,7 @@ class Run(RunState):
 
     Checkpoints hold net, optimizer and `extra`, by name; on resume, all are restored from the newest one, and what it
     lacks of `extra` starts empty, with a warning. `make_policy` makes the policy that is evaluated with
-    `--eval-every`; where the run `evaluates_elsewhere`, `evaluate_with` will name an evaluator.
+    `--eval-every`; a chapter that `evaluates_elsewhere` sets `progress.evals.evaluator` instead.
 
     Raises:
         ConfigError: the folder cannot be made, written or resumed, or is in use; or the machine is too small.
@@ -57,8 +57,7 @@ class Run(RunState):
 
     def __init__(
         self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer | None,
-        extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = None, *,
-        evaluates_elsewhere: bool = False,
+        extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = None,
     ):  # fmt: skip
         check_settings(args)
         check_limits(args, net)
@@ -76,8 +75,11 @@ class Run(RunState):
             self.progress = Progress(args)
             if args.eval_every:
                 self.progress.evals.attach(net, self.log, self.record_evaluation)
-                if not evaluates_elsewhere:
-                    self.progress.evals.evaluator = make_evaluator(self, make_policy)
+                if not args.evaluates_elsewhere:
+                    from a3c_mp.run import evaluate  # here, as most runs are not evaluated
+
+                    make_policy = make_policy or evaluate.make_policy
+                    self.progress.evals.evaluator = evaluate.EvaluatorProcess(self, make_policy)
             self.checkpointer = Checkpointer(self, optimizer, extra or {})
             if args.resume is not None:
                 refuse_ended(self.folder, self.progress)
@@ -116,7 +118,6 @@ class Run(RunState):
         return self.exit_reason is not None or self.progress.stop_reason() is not None
 
     def keep(self, **parts: Stateful) -> None:
-        """Add what an exact resume needs to the checkpoints of a deterministic run; on resume, restore it."""
         if self.args.deterministic:
             self.checkpointer.keep(**parts)
 
@@ -162,10 +163,6 @@ class Run(RunState):
     def save(self) -> None:
         self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
         self.checkpointer.save()
-
-    def evaluate_with(self, evaluator: Evaluator) -> None:
-        """Have evaluations played by this evaluator, in a run that `evaluates_elsewhere`."""
-        self.progress.evals.evaluator = evaluator if self.args.eval_every else None
 
     def is_interrupted(self) -> bool:
         """Whether a signal has arrived or the time is over, so that nothing is to be waited for."""
@@ -243,19 +240,6 @@ class Run(RunState):
         weights_sha256 = sha256_of_weights(self.net.state_dict())
         end = {"sps": round(self.metrics.sps, 1), "exit_reason": self.exit_reason, "weights_sha256": weights_sha256}
         return self.progress.summary() | end
-
-
-def make_evaluator(run: Run, make_policy: MakePolicy | None) -> Evaluator:
-    """Make the evaluator's process, which the first snapshot starts."""
-    from a3c_mp.run import evaluate  # here, as most runs are not evaluated
-
-    def on_restart(message: WorkerEvent) -> None:
-        run.progress.evals.restarts += 1
-        run.log.warning(message.text)
-
-    make_policy = make_policy or evaluate.make_policy
-    snapshot = run.progress.evals.snapshot
-    return evaluate.EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
 
 
 def refuse_ended(folder: Path, progress: Progress) -> None:
