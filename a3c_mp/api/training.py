@@ -86,7 +86,7 @@ def train(
     hooks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     script = find_script(chapter)
     given = {"env_id": id_of(env_id)} if env_id is not None else {}
-    words = [word for name, value in (given | settings).items() for word in as_flag(name, as_words(value))]
+    words = [word for name, value in (given | settings).items() for word in as_flag(name, value)]
     told: dict[str, Any] = {}
     is_stopped = False
     with following([sys.executable, str(script), *words]) as (process, lines):
@@ -130,13 +130,6 @@ def id_of(env: Any) -> str:
         fix = f"write it into a module (a cell that begins with %%writefile my_envs.py) and use my_envs.{name}"
         raise ConfigError("env-id", name, why, fix)
     return f"{module}:{name}"
-
-
-def as_words(value: Any) -> Any:
-    """A setting as `as_flag` takes it; of a dict `name=value`, with values in JSON or text."""
-    if not isinstance(value, Mapping):
-        return value
-    return [f"{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in value.items()]
 
 
 def call_hooks(hooks: Sequence[Callback], steps: int, metrics: Mapping[str, float]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -118,6 +119,8 @@ def unused(settings: Mapping[str, Any]) -> dict[str, Rule]:
 def as_flag(name: str, value: Any) -> list[str]:
     """A setting as the words of a command line; a space before each of several values says that it is no flag."""
     flag = flag_name(name)
+    if isinstance(value, Mapping):  # keyword arguments of an environment
+        value = [f"{key}={each if isinstance(each, str) else json.dumps(each)}" for key, each in value.items()]
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     return [f"--{flag}", *(f" {each}" for each in value)] if isinstance(value, list | tuple) else [f"--{flag}={value}"]

@@ -87,14 +87,6 @@ class Evaluations:
         self.net, self.log, self.on_result = net, log, on_result
         self.snapshot = copy.deepcopy(net).cpu().requires_grad_(False)
 
-    @property
-    def announcement(self) -> str:
-        """A line that says what is evaluated, and how `play.py` does the same."""
-        games, longest = self.args.eval_episodes, self.args.eval_max_steps
-        flags = f"--episodes {games} --seed {evaluation_seed(self.args)}"
-        flags += f" --max-steps {longest}" * (longest != CommonArgs.eval_max_steps)
-        return f"evaluation every {self.every:,} steps: {games} greedy games, as play.py {flags} plays them"
-
     def end_round(self, steps: int) -> bool:
         """Record a result that has arrived, and start the next evaluation when it is due; called after each round.
 

@@ -26,13 +26,9 @@ class NonFiniteFilter:
     def check(self, value: bool | float | Tensor, source: str, what: str) -> bool:
         """Return whether a rollout or gradient is finite; count and log one that is not, which the caller skips.
 
-        Args:
-            value: the norm or loss to check, finite only if all of it is; or the answer itself.
-            source: the actor or learner that it comes from.
-            what: its name in the log.
-
-        Raises:
-            TrainingError: `in_a_row` from one source were not finite; none of them was learned from.
+        `value` is a norm or loss that is finite only if all of it is, or the answer itself; `source` is the actor or
+        learner that it comes from, `what` its name in the log. Raises TrainingError after `in_a_row` of one source that
+        were not finite.
         """
         if value if isinstance(value, bool) else math.isfinite(value):
             self.bad_in_a_row[source] = 0

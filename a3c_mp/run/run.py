@@ -110,8 +110,6 @@ class Run(RunState):
             self.log.info("SIGINT is ignored, as whatever started this asked for it; SIGTERM ends the run")
         for line in first_lines(self.args, self.net):
             self.log.info(line)
-        if self.args.eval_every:
-            self.log.info(self.progress.evals.announcement)
         return self
 
     def should_stop(self) -> bool:
