@@ -6,10 +6,9 @@ Nothing here knows how weights and results travel: that is an `Evaluator`, for i
 from __future__ import annotations
 
 import copy
-import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import nn
@@ -18,6 +17,9 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.errors import WorkerError
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.seeds import EVALUATOR, derive_seeds
+
+if TYPE_CHECKING:
+    from a3c_mp.run.run import Run
 
 LAST_RESULT_SECONDS = 60.0
 """longest wait, at the end of a run, for an evaluation that is running"""
@@ -63,10 +65,8 @@ class Evaluations:
 
     SAVED = ("next_steps", "finished", "restarts", "last", "best")  # in checkpoints
 
-    net: nn.Module
-    snapshot: nn.Module  # of `net`, on the CPU
-    log: logging.Logger
-    on_result: Callable[[int, PlayedGames, nn.Module | None], None]
+    run: Run
+    snapshot: nn.Module  # of its net, on the CPU
 
     def __init__(self, args: CommonArgs):
         self.args, self.every, self.goal = args, args.eval_every, args.stop_eval_return
@@ -80,12 +80,9 @@ class Evaluations:
         self._is_handed_out = False  # the running one; not yet after a resume
         self._played: PlayedGames | None = None  # the answer, until it counts
 
-    def attach(
-        self, net: nn.Module, log: logging.Logger, on_result: Callable[[int, PlayedGames, nn.Module | None], None]
-    ) -> None:
-        """Evaluate a net; `on_result` gets each result, and the net that played if it is the best so far, else None."""
-        self.net, self.log, self.on_result = net, log, on_result
-        self.snapshot = copy.deepcopy(net).cpu().requires_grad_(False)
+    def attach(self, run: Run) -> None:
+        """Evaluate the net of a run, which records the results."""
+        self.run, self.snapshot = run, copy.deepcopy(run.net).cpu().requires_grad_(False)
 
     def end_round(self, steps: int) -> bool:
         """Record a result that has arrived, and start the next evaluation when it is due; called after each round.
@@ -106,13 +103,13 @@ class Evaluations:
             if self._played is not None and (is_due or not self.in_order):
                 self._end(self._played)
             if is_due and self.running is None and not self.is_solved:
-                self.snapshot.load_state_dict(self.net.state_dict())
+                self.snapshot.load_state_dict(self.run.net.state_dict())
                 self.next_steps, self.running = self._multiple_after(steps), steps
                 self._hand_out(self.evaluator)
         except WorkerError as error:
             if self.goal is not None:
                 raise
-            self.log.warning(f"no further evaluation in this run, training continues: {error}")
+            self.run.log.warning(f"no further evaluation in this run, training continues: {error}")
             self.has_failed, self.running = True, None
             self.evaluator.close()
         return True
@@ -126,14 +123,14 @@ class Evaluations:
             self._hand_out(self.evaluator)
             self._played = self._played or self.evaluator.poll()
             if self._played is None:
-                self.log.info(f"waiting for {name}, at most {LAST_RESULT_SECONDS:.0f} s (Ctrl-C ends the wait)")
+                self.run.log.info(f"waiting for {name}, at most {LAST_RESULT_SECONDS:.0f} s (Ctrl-C ends the wait)")
                 self._played = self.evaluator.wait(LAST_RESULT_SECONDS)
             if self._played is not None:
                 self._end(self._played)
             else:
-                self.log.warning(f"{name} has not ended; the run ends without it")
+                self.run.log.warning(f"{name} has not ended; the run ends without it")
         except WorkerError as error:
-            self.log.warning(f"without the evaluation that was running: {error}")
+            self.run.log.warning(f"without the evaluation that was running: {error}")
 
     def _hand_out(self, evaluator: Evaluator) -> None:
         if self.running is not None and not self._is_handed_out:
@@ -151,8 +148,8 @@ class Evaluations:
         if num := sum(length >= longest for length in games.lengths):
             of += f", of which {num} reached {longest:,} steps, where they are cut (--eval-max-steps)"
         figures = f"return {short_return(mean)}, std {short_return(std)}, length {length:.0f}; {of}"
-        self.log.info(f"evaluation {self.finished}: {figures}{'; the best so far' if is_best else ''}")
-        self.on_result(steps, games, self.snapshot if is_best else None)
+        self.run.log.info(f"evaluation {self.finished}: {figures}{'; the best so far' if is_best else ''}")
+        self.run.record_evaluation(steps, games, self.snapshot if is_best else None)
 
     def record(self, steps: int, games: PlayedGames, confirmed: bool = False) -> bool:
         """Count a result. Returns whether it is the best so far: if `confirmed` in new games, or by its mean return."""

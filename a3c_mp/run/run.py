@@ -74,7 +74,7 @@ class Run(RunState):
                 self.log.warning(note)
             self.progress = Progress(args)
             if args.eval_every:
-                self.progress.evals.attach(net, self.log, self.record_evaluation)
+                self.progress.evals.attach(self)
                 if not args.evaluates_elsewhere:
                     from a3c_mp.run import evaluate  # here, as most runs are not evaluated
 

@@ -34,10 +34,11 @@ class Scene:
         self.progress, self.net = Progress(args), nn.Linear(1, 1, bias=False)
         self.played, self.results, self.answer, self.tape = [], [], None, []
         self.evals = self.progress.evals
-        self.evals.attach(self.net, log, self.record)
+        self.log = log
+        self.evals.attach(self)
         self.evals.evaluator = self
 
-    def record(self, steps, played, best_net):
+    def record_evaluation(self, steps, played, best_net):
         best = None if best_net is None else best_net.weight.item()
         self.results.append((steps, played.figures["return_mean"], best))
 
