@@ -51,6 +51,7 @@ class CommonArgs:
     actor_name = "actor"  # what the chapter calls one, in messages
     actors_learn = False  # whether actors compute gradients
     games_explore = False  # whether all games of the mean return have exploration that the trained policy has not
+    has_fitness = False  # whether games that evaluate each generation are what counts, not those of training
     evaluates_elsewhere = False  # whether the chapter has an evaluator of its own
     continuous: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for environments with continuous actions
     vectors: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for others whose observations are vectors
@@ -132,15 +133,6 @@ class CommonArgs:
         """
         share = round(getattr(self, "explore_envs", 0.0) * self.num_envs, 9)  # 0.07 of 100 are 7.000000000000001
         return min(math.ceil(share), max(self.num_envs // 4, int(share + 0.5)), self.num_envs - 1)
-
-    @property
-    def training_goal(self) -> float | None:
-        return self.stop_return
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether evaluations decide which checkpoint is the best."""
-        return self.eval_every > 0
 
     @property
     def local_actors(self) -> int:

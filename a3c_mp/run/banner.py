@@ -48,10 +48,7 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     lines = [" · ".join(parts)]
     if found and layout:
         lines.append(f"observations are flattened: {layout}")
-    if note := note_on_inputs(net):
-        lines.append(note)
-    if args.deterministic and (note := note_on_repeats(args.env_id)):
-        lines.append(note)
+    lines += filter(None, [note_on_inputs(net), note_on_repeats(args.env_id) if args.deterministic else ""])
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     goal = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"
     if args.games_explore and "stop_return" in ends:

@@ -70,6 +70,7 @@ class Evaluations:
 
     def __init__(self, args: CommonArgs):
         self.args, self.every, self.goal = args, args.eval_every, args.stop_eval_return
+        self.decides = self.every > 0 or args.has_fitness  # which checkpoint is the best
         self.in_order = args.deterministic and self.goal is not None  # a result counts at a fixed step
         self.evaluator: Evaluator | None = None
         self.next_steps = self.every  # agent steps at which the next one is due
@@ -172,7 +173,7 @@ class Evaluations:
 
     def summary(self) -> dict[str, Any]:
         """Entries of `summary.json`; none where nothing is evaluated."""
-        if not self.args.evaluates:
+        if not self.decides:
             return {}
         own = {"eval_seed": evaluation_seed(self.args), "evaluator_restarts": self.restarts} if self.every else {}
         results = {f"eval_{name}": value for name, value in self.last.items()}

@@ -7,7 +7,6 @@ successor needs is kept; when a round ends, new weights are published and slots 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -138,19 +137,16 @@ class Learner:
         )  # fmt: skip
 
     def __enter__(self) -> Learner:
-        with ExitStack() as stack:
-            stack.callback(self._record_events)  # log pending restarts also when the run fails
-            stack.enter_context(self.pool)
-            stack.push(lambda kind, error, trace: self.setup.end(self, error))
-            self._leaving = stack.pop_all()
+        self.pool.__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._leaving.__exit__(*exc)
-
-    def _record_events(self) -> None:
-        for event in self._events:
-            self.run.on_restart(event)
+        try:
+            self.setup.end(self, exc[1])
+        finally:
+            self.pool.__exit__(*exc)
+            for event in self._events:  # of a round that has failed
+                self.run.on_restart(event)
 
     # ---- what a chapter calls
 

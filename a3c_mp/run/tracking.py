@@ -54,12 +54,12 @@ class EventFile:
     def scalars(self, steps: int, points: Mapping[str, float]) -> None:
         self._write([{"step": steps, "summary": scalar(name, value)} for name, value in points.items()])
 
-    def text(self, steps: int, name: str, markdown: str) -> None:
-        self._write([{"step": steps, "summary": text(name, markdown)}])
-
-    def main_curves(self, steps: int) -> None:
-        plots = {title: ["Multiline", tags] for title, tags in MAIN_CURVES.items()}
-        self._write([{"step": steps, "summary": custom_scalars({"main curves": plots})}])
+    def describe(self, steps: int, settings: Mapping[str, Any]) -> None:
+        """Write a table of settings, and which curves are plotted first."""
+        rows = [f"|{name}|{value}|" for name, value in settings.items()]
+        table = text("hyperparameters", "\n".join(["|setting|value|", "|-|-|", *rows]))
+        plots = custom_scalars({"main curves": {title: ["Multiline", tags] for title, tags in MAIN_CURVES.items()}})
+        self._write([{"step": steps, "summary": table}, {"step": steps, "summary": plots}])
 
     def _write(self, events: list[dict[str, Any]]) -> None:
         if time.monotonic() < self.retry_at:
