@@ -26,8 +26,7 @@ from a3c_mp.cli.flags import as_flag
 from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.run.followed import VARIABLE
 
-POLL_SECONDS = 0.1
-"""time between two looks at what the run tells"""
+POLL_SECONDS = 0.1  # time between two looks at what the run tells
 END_SECONDS = 120.0
 """longest wait for a run that is asked to end: it writes a checkpoint and closes its environments; then it is killed"""
 

@@ -35,11 +35,9 @@ from a3c_mp.wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, Heartb
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
 
-NUM_ENVS = 8
-"""games played at once"""
+NUM_ENVS = 8  # games played at once
 NICENESS = 10  # actors have 5: where cores are short, training goes first
-LOOK_SECONDS = 0.1
-"""shortest time between two looks at the evaluator"""
+LOOK_SECONDS = 0.1  # shortest time between two looks at the evaluator
 
 Policy = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
 """(observations [N, *obs_shape], whether each begins an episode [N], masks [N, choices] or None) -> actions of the

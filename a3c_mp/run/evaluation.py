@@ -21,8 +21,7 @@ from a3c_mp.seeds import EVALUATOR, derive_seeds
 if TYPE_CHECKING:
     from a3c_mp.run.run import Run
 
-LAST_RESULT_SECONDS = 60.0
-"""longest wait, at the end of a run, for an evaluation that is running"""
+LAST_RESULT_SECONDS = 60.0  # longest wait, at the end of a run, for an evaluation that is running
 
 
 def evaluation_seed(args: CommonArgs) -> int:

@@ -11,8 +11,7 @@ from a3c_mp.errors import TrainingError
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.run.progress import RunState
 
-BAD_IN_A_ROW = 5
-"""rollouts or gradients with NaN or inf after which a run fails, where each has a cause of its own"""
+BAD_IN_A_ROW = 5  # rollouts or gradients with NaN or inf after which a run fails, where each has a cause of its own
 
 
 class NonFiniteFilter:

@@ -29,10 +29,8 @@ FLUSH_SECONDS = 1.0
 MOST_UPDATES = 100
 """updates per second whose metrics enter that mean: of a thousand, as with small nets, statistics take a tenth of the
 learner's time"""
-MIN_RATE_SECONDS = 0.1
-"""shortest time over which a rate says something"""
-SMOOTHING = 0.1
-"""weight of the newest point, one per second, in the rate of the progress line"""
+MIN_RATE_SECONDS = 0.1  # shortest time over which a rate says something
+SMOOTHING = 0.1  # weight of the newest point, one per second, in the rate of the progress line
 
 
 class MetricsWriter:

@@ -18,14 +18,11 @@ LONGEST = {False: 1_000_000, True: 3_000_000}
 """observations are images -> agent steps by which a run is judged that has more: a sign is not to come hours late"""
 LOOKS, IN_A_ROW = 50, 3
 """looks at the medians of the curves in a run of that length; those in a row that a sign is in before it is shown"""
-LATE = 0.3
-"""share of the run before which a mean return that does not rise is no sign by itself"""
+LATE = 0.3  # share of the run before which a mean return that does not rise is no sign by itself
 LEAST = {False: (10_000, 50_000), True: (100_000, 600_000)}
 """observations are images -> agent steps before which there is no sign, and none of this kind"""
-GAMES_STEPS = 2_000
-"""steps of each environment in which a game should end"""
-DEVIATIONS = 2.0
-"""standard errors by which a mean return that has risen is above the one at first"""
+GAMES_STEPS = 2_000  # steps of each environment in which a game should end
+DEVIATIONS = 2.0  # standard errors by which a mean return that has risen is above the one at first
 
 
 class Sign(NamedTuple):

@@ -22,8 +22,7 @@ from a3c_mp.errors import one_line
 from a3c_mp.run.run_dir import as_recorded, name_of, write_atomically
 from a3c_mp.run.script import in_time
 
-RETRY_SECONDS = 60.0
-"""time after a failed write of the event file until the next attempt"""
+RETRY_SECONDS = 60.0  # time after a failed write of the event file until the next attempt
 MAIN_CURVES = {
     "mean return": ["charts/mean_return_100", "eval/return_mean"],
     "agent steps per second": ["charts/sps"],
@@ -33,8 +32,7 @@ MAIN_CURVES = {
     "loss of the value": ["losses/value"],
 }
 """title -> tags, or regular expressions, of each plot of TensorBoard's Custom Scalars, in this order"""
-FINISH_SECONDS = 30.0
-"""longest wait, at the end of a run, for a tracker to send what it has"""
+FINISH_SECONDS = 30.0  # longest wait, at the end of a run, for a tracker to send what it has
 
 
 class EventFile:
