@@ -178,10 +178,8 @@ def result_of(code: int, told: Mapping[str, Any], env_id: str) -> Result:
         what, value, why, fix = told["error"]
         if what == "env-id" and value == env_id and env_id.partition("?")[0] in registration.registry:
             why = f"in the processes of the run, {why[:1].lower()}{why[1:]}"
-            fix = (
-                f"name the module that registers it (module:{env_id}); what a notebook's cell registers, write into one"
-            )
-            fix += " (a cell that begins with %%writefile my_envs.py)"
+            fix = f"name the module that registers it (module:{env_id}); what a notebook's cell registers, write into "
+            fix += "one (a cell that begins with %%writefile my_envs.py)"
         raise ConfigError(what, value, why, fix)
     folder = Path(told.get("folder", ""))
     summary: dict[str, Any] = {}

@@ -68,9 +68,7 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule(
-        "run-name runs-dir resume-or-start", "resume", lambda folder: folder is None, "start a new run without --resume"
-    ),
+    Rule("run-name runs-dir resume-or-start", "resume", lambda folder: not folder, "start a new run without --resume"),
     Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
     Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
     Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
@@ -84,9 +82,8 @@ RULES = (
     Rule("replay-size", "replay_proportion", bool, "raise --replay-proportion"),
     Rule("importance-exponent", "priority_exponent", bool, "raise --priority-exponent"),
     Rule("blocks-per-actor prefetch", "deterministic", lambda ordered: not ordered, "leave out --deterministic"),
-    Rule("tournament-size parameter-noise", "evolve", bool, "leave out --no-evolve"),
-    Rule("mutate-none mutate-architecture mutate-parameters", "evolve", bool, "leave out --no-evolve"),
-    Rule("mutate-activation mutate-hyperparameters", "evolve", bool, "leave out --no-evolve"),
+    Rule("tournament-size parameter-noise mutate-none mutate-architecture", "evolve", bool, "leave out --no-evolve"),
+    Rule("mutate-parameters mutate-activation mutate-hyperparameters", "evolve", bool, "leave out --no-evolve"),
 )
 OF_A_JOINED_NODE = {
     *("attach_to", "role", "key_file", "num_actors", "max_restarts", "hang_seconds", "env_id", "env_kwargs"),

@@ -72,13 +72,10 @@ def make_play_envs(
 
 
 def play_episodes(policy: Policy, env: VectorEnv, episodes: int, max_steps: int) -> Iterator[Episode]:
-    """Play whole games in parallel; yields each when it ends.
+    """Play whole games in parallel in an `env` of `make_play_envs`, not stepped before; yields each when it ends.
 
-    Each environment plays a fixed number of them: taking the first that finish would favour short games.
-
-    Args:
-        env: from `make_play_envs`, not stepped before.
-        max_steps: a game that lasts this number of agent steps is cut, with the return so far.
+    Each environment plays a fixed number of them: taking the first that finish would favour short games. A game that
+    lasts `max_steps` agent steps is cut, with the return so far.
     """
     num_envs = env.num_envs
     left = np.array([episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)])

@@ -31,8 +31,7 @@ class RunState:
         self.progress = Progress(args, steps, updates)
         self.rng = torch.Generator()
         self.timing = Timings()
-        self.log = logging.Logger("silent")  # learner 0 logs the same
-        self.log.addHandler(logging.NullHandler())
+        self.log = logging.Logger("silent", logging.CRITICAL + 1)  # learner 0 logs the same
         self.end_round()
 
     @property

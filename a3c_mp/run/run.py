@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -243,6 +244,8 @@ class Run(RunState):
 def refuse_ended(folder: Path, progress: Progress) -> None:
     """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start."""
     reason = progress.stop_reason()
-    if reason in HOW_TO_GO_ON and run_dir.end_of(folder) == (reason, progress.steps):
-        what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
-        raise NothingToDo(shown(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on"))
+    with suppress(OSError, ValueError, LookupError, TypeError):  # there is no summary that can be read
+        summary = json.loads((folder / "summary.json").read_text())
+        if reason in HOW_TO_GO_ON and (summary["exit_reason"], summary["steps"]) == (reason, progress.steps):
+            what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
+            raise NothingToDo(shown(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on"))
