@@ -7,6 +7,7 @@ successor needs is kept; when a round ends, new weights are published and slots 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -137,16 +138,15 @@ class Learner:
         )  # fmt: skip
 
     def __enter__(self) -> Learner:
-        self.pool.__enter__()
+        with ExitStack() as stack:
+            stack.callback(lambda: [*map(self.run.on_restart, self._events)])  # pending ones, also when the run fails
+            stack.enter_context(self.pool)
+            stack.push(lambda kind, error, trace: self.setup.end(self, error))
+            self._leaving = stack.pop_all()
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        try:
-            self.setup.end(self, exc[1])
-        finally:
-            self.pool.__exit__(*exc)
-            for event in self._events:  # of a round that has failed
-                self.run.on_restart(event)
+        self._leaving.__exit__(*exc)
 
     # ---- what a chapter calls
 

@@ -90,20 +90,19 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
     if args.cuda:  # on the GPU, with images also the actors' nets
         acting, learning = acting - params * (width == 0), 0
     learners = settings.get("num_learners", 1) + args.actors_learn * args.local_actors
-    needed = besides + 4 * (args.local_actors * acting + learners * learning)
-    what = f"observations {obs_space.shape} and nets of {params:,} parameters take about"
-    fix = f"lower --{args.actors_flag}, --num-envs or the length of rollouts"
-    if width > WIDE:
-        check_free("env-id", args.env_id, needed, what, f"make its observations smaller, or {fix}")
-    else:
-        check_free("num-envs", args.num_envs, needed, what, fix)
+    needed, free = besides + 4 * (args.local_actors * acting + learners * learning), free_memory()
+    if needed > free:
+        sizes = f"observations {obs_space.shape} and nets of {params:,} parameters take about"
+        why = "{} {:.1f} GiB, {:.1f} GiB is free".format(sizes, *_in_gib(needed, free))
+        fix = f"lower --{args.actors_flag}, --num-envs or the length of rollouts"
+        if width > WIDE:
+            raise ConfigError("env-id", args.env_id, why, f"make its observations smaller, or {fix}")
+        raise ConfigError("num-envs", args.num_envs, why, fix)
 
 
-def check_free(flag: str, value: object, needed: int, what: str, fix: str) -> None:
-    """Raise ConfigError, which names a setting, unless so many bytes of memory are free for what needs them."""
-    if needed > (free := free_memory()):
-        up, down = math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
-        raise ConfigError(flag, value, f"{what} {up:.1f} GiB, {down:.1f} GiB is free", fix)
+def _in_gib(needed: int, free: int) -> tuple[float, float]:
+    """What is needed, rounded up, and what is free, rounded down, to a tenth of a GiB."""
+    return math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
 
 
 def check_system() -> None:
@@ -152,7 +151,9 @@ def check_processes(num_actors: int, others: int = 0, flag: str = "num-actors") 
 
 def check_replay_memory(replay_size: int, needed: int) -> None:
     """Raise ConfigError if a replay of `needed` bytes, of all learners together, does not fit into memory."""
-    check_free("replay-size", replay_size, needed, "the replay needs", "lower --replay-size")
+    if needed > (free := free_memory()):
+        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*_in_gib(needed, free))
+        raise ConfigError("replay-size", replay_size, why, "lower --replay-size")
 
 
 def check_learners(num_learners: int, num_actors: int, cuda: bool) -> None:
