@@ -28,64 +28,9 @@ DEVIATIONS = 2.0  # standard errors by which a mean return that has risen is abo
 class Sign(NamedTuple):
     """A sign that a run does not learn."""
 
-    is_in: Callable[[Signs], bool]
-    text: Callable[[Signs], str]
+    is_in: Callable[[Any], bool]  # of `Signs` at a look
+    text: Callable[[Any], str]
     advice: str
-
-
-def has_risen(first: list[float], last: list[float]) -> bool:
-    """Whether the newest games of a run have higher returns than its first 20, or its first 100."""
-    for num in (MIN_EPISODES, WINDOW):
-        before, now = first[:num], last[-num:]
-        error = math.sqrt(sum(statistics.variance(games) / len(games) for games in (before, now)))
-        if statistics.fmean(now) - statistics.fmean(before) > DEVIATIONS * error:
-            return True
-    return False
-
-
-class Signs:
-    """Looks for `SIGNS` in the curves of a run, and warns of each once."""
-
-    def __init__(self, progress: Progress, spaces: Sequence[Any], log: logging.Logger):
-        self.progress, self.window, self.log = progress, progress.window, log
-        obs_space, action_space, *_ = spaces
-        image = is_image(obs_space)
-        self.length, self.least = min(progress.args.total_steps, LONGEST[image]), LEAST[image]
-        sizes = category_sizes(action_space)
-        self.largest_entropy = sum(map(math.log, sizes)) if sizes else math.inf  # of discrete policies (nats)
-        self.seen = dict.fromkeys(SIGNS, 0)  # looks in a row
-        self.warned = set[str]()
-        self._points, self._next = defaultdict[str, list[float]](list), progress.steps
-        self.curves: dict[str, float] = {}  # medians of their points between the last two looks
-        self.steps: int = 0  # agent steps at the last look
-        self.share: float = 0.0  # of the run's steps
-
-    def __getitem__(self, name: str) -> float:
-        return self.curves.get(name, math.nan)
-
-    @property
-    def stands_still(self) -> bool:
-        """Whether there are enough games to compare, and the newest have no higher returns than the first."""
-        window = self.window
-        return window.episodes >= 2 * MIN_EPISODES and not has_risen(window.first, list(window.returns))
-
-    def add(self, means: Mapping[str, float]) -> None:
-        """Add a point of the curves; look for signs when the next look is due."""
-        for name, value in means.items():
-            self._points[name].append(value)
-        steps = self.progress.steps
-        if steps < max(self._next, self.least[0]):
-            return
-        self.steps, self.share = steps, steps / self.length
-        self._next = steps + self.length // LOOKS
-        self.curves = {name: statistics.median(values) for name, values in self._points.items()}
-        self._points.clear()
-        for name, sign in SIGNS.items():
-            self.seen[name] = self.seen[name] + 1 if sign.is_in(self) else 0
-        lasting = [name for name, number in self.seen.items() if number >= IN_A_ROW]
-        if lasting and lasting[0] not in self.warned:  # those after it in the table may be what it leads to
-            self.warned.add(lasting[0])
-            self.log.warning(f"{SIGNS[lasting[0]].text(self)}: {SIGNS[lasting[0]].advice} (docs/learning.md)")
 
 
 SIGNS: dict[str, Sign] = {
@@ -139,3 +84,58 @@ SIGNS: dict[str, Sign] = {
     ),
 }
 """name -> sign"""
+
+
+def has_risen(first: list[float], last: list[float]) -> bool:
+    """Whether the newest games of a run have higher returns than its first 20, or its first 100."""
+    for num in (MIN_EPISODES, WINDOW):
+        before, now = first[:num], last[-num:]
+        error = math.sqrt(sum(statistics.variance(games) / len(games) for games in (before, now)))
+        if statistics.fmean(now) - statistics.fmean(before) > DEVIATIONS * error:
+            return True
+    return False
+
+
+class Signs:
+    """Looks for `SIGNS` in the curves of a run, and warns of each once."""
+
+    def __init__(self, progress: Progress, spaces: Sequence[Any], log: logging.Logger):
+        self.progress, self.window, self.log = progress, progress.window, log
+        obs_space, action_space, *_ = spaces
+        image = is_image(obs_space)
+        self.length, self.least = min(progress.args.total_steps, LONGEST[image]), LEAST[image]
+        sizes = category_sizes(action_space)
+        self.largest_entropy = sum(map(math.log, sizes)) if sizes else math.inf
+        self.seen = dict.fromkeys(SIGNS, 0)  # looks in a row
+        self.warned = set[str]()
+        self._points, self._next = defaultdict[str, list[float]](list), progress.steps
+        self.curves: dict[str, float] = {}  # medians of their points between the last two looks
+        self.steps: int = 0  # agent steps at the last look
+        self.share: float = 0.0  # of the run's steps
+
+    def __getitem__(self, name: str) -> float:
+        return self.curves.get(name, math.nan)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether there are enough games to compare, and the newest have no higher returns than the first."""
+        window = self.window
+        return window.episodes >= 2 * MIN_EPISODES and not has_risen(window.first, list(window.returns))
+
+    def add(self, means: Mapping[str, float]) -> None:
+        """Add a point of the curves; look for signs when the next look is due."""
+        for name, value in means.items():
+            self._points[name].append(value)
+        steps = self.progress.steps
+        if steps < max(self._next, self.least[0]):
+            return
+        self.steps, self.share = steps, steps / self.length
+        self._next = steps + self.length // LOOKS
+        self.curves = {name: statistics.median(values) for name, values in self._points.items()}
+        self._points.clear()
+        for name, sign in SIGNS.items():
+            self.seen[name] = self.seen[name] + 1 if sign.is_in(self) else 0
+        lasting = [name for name, number in self.seen.items() if number >= IN_A_ROW]
+        if lasting and lasting[0] not in self.warned:  # those after it in the table may be what it leads to
+            self.warned.add(lasting[0])
+            self.log.warning(f"{SIGNS[lasting[0]].text(self)}: {SIGNS[lasting[0]].advice} (docs/learning.md)")
