@@ -16,8 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from a3c_mp.errors import ConfigError
 
-FORMAT = 3
-"""of checkpoints and `config.json`; a run of another format cannot be resumed"""
+FORMAT = 3  # of checkpoints and `config.json`; a run of another format cannot be resumed
 
 
 PLACE = {"resume", "resume_or_start", "run_name", "runs_dir"}  # settings that say where a run is
@@ -51,6 +50,8 @@ class CommonArgs:
     actor_name = "actor"  # what the chapter calls one, in messages
     actors_learn = False  # whether actors compute gradients
     games_explore = False  # whether all games of the mean return have exploration that the trained policy has not
+    has_fitness = False  # whether games that evaluate each generation are what counts, not those of training
+    evaluates_elsewhere = False  # whether the chapter has an evaluator of its own
     continuous: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for environments with continuous actions
     vectors: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for others whose observations are vectors
     images: ClassVar[Mapping[str, Any]] = {}  # defaults for Atari, under its presets, and without a preset for images
@@ -131,20 +132,6 @@ class CommonArgs:
         """
         share = round(getattr(self, "explore_envs", 0.0) * self.num_envs, 9)  # 0.07 of 100 are 7.000000000000001
         return min(math.ceil(share), max(self.num_envs // 4, int(share + 0.5)), self.num_envs - 1)
-
-    @property
-    def training_goal(self) -> float | None:
-        return self.stop_return
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether evaluations decide which checkpoint is the best."""
-        return self.eval_every > 0
-
-    @property
-    def evaluates_in_order(self) -> bool:
-        """Whether the result of an evaluation counts at a fixed step, because it may end a deterministic run."""
-        return self.deterministic and self.stop_eval_return is not None
 
     @property
     def local_actors(self) -> int:

@@ -53,7 +53,7 @@ def run_task(
     made = setup(args)
     check_message_sizes(args, made.net, made.slots.spec)
     parts = made.net, made.optimizer, made.saved
-    with Run(args, args.chapter, *parts, evaluates_elsewhere=True) as run, ExitStack() as stack:
+    with Run(args, args.chapter, *parts) as run, ExitStack() as stack:
         learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())
         evaluator: Any = InlineEvaluator(args, run.is_interrupted)
         if not args.standalone:
@@ -72,7 +72,7 @@ def run_task(
         if not args.standalone:
             learner.pool.connect(node)
             evaluator.connect(node)
-        run.evaluate_with(evaluator)
+        run.progress.evals.evaluator = evaluator if args.eval_every else None
         if args.listen is not None:
             address = next(filter(is_tcp, node.router.addresses))
             run.log.info(f"listening at {address}, for at most {args.remote_actors} collectors")

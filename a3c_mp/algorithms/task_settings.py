@@ -23,6 +23,7 @@ class RoleArgs(PPOArgs):
 
     chapter = "task"
     actor_name = "collector"
+    evaluates_elsewhere = True
 
     num_actors: Annotated[int, Between(0, 1024)] = 2
     """collectors on this machine, also with --attach-to; 0 with --listen: all of them join"""

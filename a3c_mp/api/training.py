@@ -26,8 +26,7 @@ from a3c_mp.cli.flags import as_flag
 from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.run.followed import VARIABLE
 
-POLL_SECONDS = 0.1
-"""time between two looks at what the run tells"""
+POLL_SECONDS = 0.1  # time between two looks at what the run tells
 END_SECONDS = 120.0
 """longest wait for a run that is asked to end: it writes a checkpoint and closes its environments; then it is killed"""
 
@@ -86,7 +85,7 @@ def train(
     hooks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     script = find_script(chapter)
     given = {"env_id": id_of(env_id)} if env_id is not None else {}
-    words = [word for name, value in (given | settings).items() for word in as_flag(name, as_words(value))]
+    words = [word for name, value in (given | settings).items() for word in as_flag(name, value)]
     told: dict[str, Any] = {}
     is_stopped = False
     with following([sys.executable, str(script), *words]) as (process, lines):
@@ -130,13 +129,6 @@ def id_of(env: Any) -> str:
         fix = f"write it into a module (a cell that begins with %%writefile my_envs.py) and use my_envs.{name}"
         raise ConfigError("env-id", name, why, fix)
     return f"{module}:{name}"
-
-
-def as_words(value: Any) -> Any:
-    """A setting as `as_flag` takes it; of a dict `name=value`, with values in JSON or text."""
-    if not isinstance(value, Mapping):
-        return value
-    return [f"{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in value.items()]
 
 
 def call_hooks(hooks: Sequence[Callback], steps: int, metrics: Mapping[str, float]) -> bool:
@@ -186,10 +178,8 @@ def result_of(code: int, told: Mapping[str, Any], env_id: str) -> Result:
         what, value, why, fix = told["error"]
         if what == "env-id" and value == env_id and env_id.partition("?")[0] in registration.registry:
             why = f"in the processes of the run, {why[:1].lower()}{why[1:]}"
-            fix = (
-                f"name the module that registers it (module:{env_id}); what a notebook's cell registers, write into one"
-            )
-            fix += " (a cell that begins with %%writefile my_envs.py)"
+            fix = f"name the module that registers it (module:{env_id}); what a notebook's cell registers, write into "
+            fix += "one (a cell that begins with %%writefile my_envs.py)"
         raise ConfigError(what, value, why, fix)
     folder = Path(told.get("folder", ""))
     summary: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -67,9 +68,7 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule(
-        "run-name runs-dir resume-or-start", "resume", lambda folder: folder is None, "start a new run without --resume"
-    ),
+    Rule("run-name runs-dir resume-or-start", "resume", lambda folder: not folder, "start a new run without --resume"),
     Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
     Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
     Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
@@ -83,9 +82,8 @@ RULES = (
     Rule("replay-size", "replay_proportion", bool, "raise --replay-proportion"),
     Rule("importance-exponent", "priority_exponent", bool, "raise --priority-exponent"),
     Rule("blocks-per-actor prefetch", "deterministic", lambda ordered: not ordered, "leave out --deterministic"),
-    Rule("tournament-size parameter-noise", "evolve", bool, "leave out --no-evolve"),
-    Rule("mutate-none mutate-architecture mutate-parameters", "evolve", bool, "leave out --no-evolve"),
-    Rule("mutate-activation mutate-hyperparameters", "evolve", bool, "leave out --no-evolve"),
+    Rule("tournament-size parameter-noise mutate-none mutate-architecture", "evolve", bool, "leave out --no-evolve"),
+    Rule("mutate-parameters mutate-activation mutate-hyperparameters", "evolve", bool, "leave out --no-evolve"),
 )
 OF_A_JOINED_NODE = {
     *("attach_to", "role", "key_file", "num_actors", "max_restarts", "hang_seconds", "env_id", "env_kwargs"),
@@ -118,6 +116,8 @@ def unused(settings: Mapping[str, Any]) -> dict[str, Rule]:
 def as_flag(name: str, value: Any) -> list[str]:
     """A setting as the words of a command line; a space before each of several values says that it is no flag."""
     flag = flag_name(name)
+    if isinstance(value, Mapping):  # keyword arguments of an environment
+        value = [f"{key}={each if isinstance(each, str) else json.dumps(each)}" for key, each in value.items()]
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     return [f"--{flag}", *(f" {each}" for each in value)] if isinstance(value, list | tuple) else [f"--{flag}={value}"]

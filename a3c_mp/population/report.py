@@ -15,7 +15,7 @@ from a3c_mp.population.evolution import Member, describe_genes
 from a3c_mp.population.member import Confirmation
 from a3c_mp.population.population import COUNTS, Population
 from a3c_mp.run.checkpoint import sha256_of_weights
-from a3c_mp.run.evaluation import Evaluation, PlayedGames
+from a3c_mp.run.evaluation import PlayedGames
 from a3c_mp.run.guard import count
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.run import Run
@@ -89,10 +89,10 @@ class Report:
             self._record_confirmation(confirmation, elite["fitness"])
         returns, lengths = result["eval_returns"].tolist(), result["eval_lengths"].tolist()
         sha256 = sha256_of_weights(population.elite.state_dict()) or ""
-        evaluation = Evaluation(run.steps, PlayedGames(returns, lengths, sha256))
+        games = PlayedGames(returns, lengths, sha256)
         # A net that new games have confirmed is the best, also where another was luckier in an earlier generation.
-        is_best = run.progress.evals.record(evaluation, confirmed=run.progress.is_confirmed)
-        run.record_evaluation(evaluation, population.elite if is_best else None)
+        is_best = run.progress.evals.record(run.steps, games, confirmed=run.progress.is_confirmed)
+        run.record_evaluation(run.steps, games, population.elite if is_best else None)
 
     def _record_games(self) -> None:
         """Record steps and training games in the order of time: a block of steps of every member, then the next."""
@@ -137,7 +137,7 @@ class Report:
     def _record_confirmation(self, confirmation: Confirmation, fitness: float) -> None:
         run, (mean, failed, steps) = self.run, confirmation
         run.counters["evaluation_steps"] += steps
-        run.progress.confirm(mean)
+        run.progress.confirmed_mean = mean
         if not failed:
             run.metrics.write(run.steps, {"eval/confirmed_mean": mean})
         games = f"confirmed: mean return {short_return(mean)} in {self.args.confirm_episodes} new games"

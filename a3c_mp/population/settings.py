@@ -127,8 +127,7 @@ class Args(RewardArgs, CommonArgs):
     num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]
     eval_every: ClassVar = 0  # type: ignore[misc]
     stop_eval_return: ClassVar = None  # type: ignore[misc]
-    evaluates: ClassVar = True  # each generation
-    training_goal: ClassVar = None  # exploring members do not show what the best can
+    has_fitness = True  # exploring members do not show what the best can
 
     def check(self) -> None:
         """Raise ConfigError for settings of an algorithm that do not fit each other."""

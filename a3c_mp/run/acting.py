@@ -26,10 +26,7 @@ def choose_acting(args: CommonArgs, net: nn.Module) -> Acting:
 
     With `auto` that is the GPU for images only: a net for vectors takes less time on the CPU than a launch and the way
     back. Processes share memory of a GPU by CUDA IPC, which containers, WSL and MIG may not allow: a child tries it.
-
-    Raises:
-        ConfigError: `--act-on cuda` without `--cuda`, or where processes cannot share memory of the GPU; see also
-            `check_capture`.
+    Raises ConfigError for `--act-on cuda` where that is impossible; see also `check_capture`.
     """
     assert isinstance(net.norm, ObsNorm), net
     device, image = net.norm.shift.device, net.norm.image

@@ -21,6 +21,7 @@ from a3c_mp.errors import A3CError, ConfigError
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.obs_norm import note_on_inputs
+from a3c_mp.run.evaluation import evaluation_seed
 from a3c_mp.run.gpu import note_on_cores
 from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
 from a3c_mp.run.preflight import FOUND
@@ -47,10 +48,7 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     lines = [" · ".join(parts)]
     if found and layout:
         lines.append(f"observations are flattened: {layout}")
-    if note := note_on_inputs(net):
-        lines.append(note)
-    if args.deterministic and (note := note_on_repeats(args.env_id)):
-        lines.append(note)
+    lines += filter(None, [note_on_inputs(net), note_on_repeats(args.env_id) if args.deterministic else ""])
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     goal = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"
     if args.games_explore and "stop_return" in ends:
@@ -60,6 +58,12 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
     cores = note_on_cores(args) if args.cuda else ""
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}{cores}")
+    if args.eval_every:
+        flags = f"--episodes {args.eval_episodes} --seed {evaluation_seed(args)}"
+        if args.eval_max_steps != CommonArgs.eval_max_steps:
+            flags += f" --max-steps {args.eval_max_steps}"
+        games = f"{args.eval_episodes} greedy games, as play.py {flags} plays them"
+        lines.append(f"evaluation every {args.eval_every:,} steps: {games}")
     return lines
 
 

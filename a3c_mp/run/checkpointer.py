@@ -15,7 +15,6 @@ from a3c_mp.config import has_checkpoint
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
-from a3c_mp.run.evaluation import Evaluation
 from a3c_mp.run.run_dir import name_of
 
 if TYPE_CHECKING:
@@ -116,12 +115,12 @@ class Checkpointer:
             self.log.warning(f"checkpoint at {progress.steps:,} steps not written to {self.folder}: {error}")
         self._tried_steps, self._tried_seconds = progress.steps, time.monotonic()
 
-    def save_best(self, net: nn.Module, evaluation: Evaluation) -> None:
-        """Write the net of the best evaluation; a failure costs a warning."""
+    def save_best(self, net: nn.Module, steps: int) -> None:
+        """Write the net of the best evaluation, of weights after these agent steps; a failure costs a warning."""
         self._tried_seconds = -math.inf  # the next checkpoint is due: it knows the result that belongs to this file
         try:
-            state = {"net": net.state_dict(), "steps": evaluation.steps}
+            state = {"net": net.state_dict(), "steps": steps}
             checkpoint.save(self.folder, state, "best", **self.origin)
         except (OSError, CheckpointError) as error:
-            what = f"best checkpoint, of {evaluation.steps:,} steps,"
+            what = f"best checkpoint, of {steps:,} steps,"
             self.log.warning(f"{what} not written to {self.folder}: {error}")

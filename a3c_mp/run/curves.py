@@ -16,8 +16,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import read_episodes
 from a3c_mp.run.mean_return import MIN_EPISODES
 
-GRID = 200
-"""points at which the curves of a group are compared"""
+GRID = 200  # points at which the curves of a group are compared
 NOT_SETTINGS = {
     "seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", "checkpoint_steps", "track", "max_seconds",
     "max_restarts", "hang_seconds", "stop_eval_return", "eval_every", "eval_episodes", "eval_max_steps",
@@ -39,8 +38,7 @@ class Curve(NamedTuple):
     counts: np.ndarray  # bool: whether the mean is over enough games to have reached a goal
 
 
-Group = tuple[str, list[Curve]]
-"""label, and runs of one algorithm and environment that differ only in the seed"""
+Group = tuple[str, list[Curve]]  # label, and runs of one algorithm and environment that differ only in the seed
 
 
 def read_curve(folder: Path, window: int) -> Curve:

@@ -18,8 +18,7 @@ from a3c_mp.processes.prints import prints
 
 PRINTED_LINES = 1_000
 """lines in `run.log` of what child processes print: an environment that prints in each step would fill the disk"""
-LINE_SECONDS = 10.0
-"""time between progress lines in `run.log`, and on the console where there is no terminal"""
+LINE_SECONDS = 10.0  # time between progress lines in `run.log`, and on the console where there is no terminal
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red"}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -32,11 +32,12 @@ from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 from a3c_mp.seeds import seed_global_generators
 from a3c_mp.wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, action_mask, make_vec_env
 
-NUM_ENVS = 8
-"""games played at once"""
+if TYPE_CHECKING:
+    from a3c_mp.run.run import Run
+
+NUM_ENVS = 8  # games played at once
 NICENESS = 10  # actors have 5: where cores are short, training goes first
-LOOK_SECONDS = 0.1
-"""shortest time between two looks at the evaluator"""
+LOOK_SECONDS = 0.1  # shortest time between two looks at the evaluator
 
 Policy = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
 """(observations [N, *obs_shape], whether each begins an episode [N], masks [N, choices] or None) -> actions of the
@@ -71,13 +72,10 @@ def make_play_envs(
 
 
 def play_episodes(policy: Policy, env: VectorEnv, episodes: int, max_steps: int) -> Iterator[Episode]:
-    """Play whole games in parallel; yields each when it ends.
+    """Play whole games in parallel in an `env` of `make_play_envs`, not stepped before; yields each when it ends.
 
-    Each environment plays a fixed number of them: taking the first that finish would favour short games.
-
-    Args:
-        env: from `make_play_envs`, not stepped before.
-        max_steps: a game that lasts this number of agent steps is cut, with the return so far.
+    Each environment plays a fixed number of them: taking the first that finish would favour short games. A game that
+    lasts `max_steps` agent steps is cut, with the return so far.
     """
     num_envs = env.num_envs
     left = np.array([episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)])
@@ -126,11 +124,8 @@ def evaluator(
 class EvaluatorProcess:
     """The evaluator's process as the learner sees it, an `evaluation.Evaluator`; the first snapshot starts it."""
 
-    def __init__(
-        self, args: CommonArgs, net: nn.Module, make_policy: MakePolicy, should_stop: Callable[[], bool],
-        on_restart: Callable[[WorkerEvent], None],
-    ):  # fmt: skip
-        self.should_stop, num = should_stop, args.eval_episodes
+    def __init__(self, run: Run, make_policy: MakePolicy):
+        self.run, args, net, num = run, run.args, run.progress.evals.snapshot, run.args.eval_episodes
         spec: Spec = {"returns": ((num,), torch.float64), "lengths": ((num,), torch.int64)}
         self.weights, self.results = Weights(net), Slots(spec, 1)
         # The start of a process would move a net into /dev/shm, and bytes not. New values pass through `weights`.
@@ -139,7 +134,7 @@ class EvaluatorProcess:
             name="evaluator", niceness=NICENESS, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
             slots_per_worker=1, versions=[self.weights.version + 1],  # the first snapshot starts the process
         )  # fmt: skip
-        self.workers = Workers(evaluator, 1, shared, options=options, on_restart=on_restart)
+        self.workers = Workers(evaluator, 1, shared, options=options, on_restart=self._on_restart)
         self._is_started, self._next_look = False, 0.0
 
     def start(self, net: nn.Module) -> None:
@@ -155,17 +150,21 @@ class EvaluatorProcess:
         if not self._is_started or now < self._next_look:
             return None
         self._next_look = now + LOOK_SECONDS
-        return self._read(self.workers.poll(self.should_stop))
+        return self._read(self.workers.poll(self.run.is_interrupted))
 
     def wait(self, seconds: float) -> PlayedGames | None:
         deadline = time.monotonic() + seconds
-        return self._read(self.workers.take(lambda: self.should_stop() or time.monotonic() >= deadline))
+        return self._read(self.workers.take(lambda: self.run.is_interrupted() or time.monotonic() >= deadline))
 
     def close(self) -> None:
         """End the process: it closes its environments, and is killed if that takes too long."""
         if self._is_started:
             self._is_started = False
             self.workers.__exit__()
+
+    def _on_restart(self, event: WorkerEvent) -> None:
+        self.run.progress.evals.restarts += 1
+        self.run.log.warning(event.text)
 
     def _read(self, filled: list[Filled]) -> PlayedGames | None:
         if not filled:

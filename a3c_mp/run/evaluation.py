@@ -6,10 +6,9 @@ Nothing here knows how weights and results travel: that is an `Evaluator`, for i
 from __future__ import annotations
 
 import copy
-import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import nn
@@ -19,8 +18,10 @@ from a3c_mp.errors import WorkerError
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.seeds import EVALUATOR, derive_seeds
 
-LAST_RESULT_SECONDS = 60.0
-"""longest wait, at the end of a run, for an evaluation that is running"""
+if TYPE_CHECKING:
+    from a3c_mp.run.run import Run
+
+LAST_RESULT_SECONDS = 60.0  # longest wait, at the end of a run, for an evaluation that is running
 
 
 def evaluation_seed(args: CommonArgs) -> int:
@@ -35,15 +36,10 @@ class PlayedGames(NamedTuple):
     lengths: list[int]  # agent steps of the same games
     weights_sha256: str  # of the weights that played, as `checkpoint.sha256_of_weights` computes it
 
-
-class Evaluation(NamedTuple):
-    steps: int  # agent steps of the run when the snapshot was taken
-    games: PlayedGames
-
     @property
     def figures(self) -> dict[str, float]:
         """Mean and standard deviation of the returns, mean length; as `play.py` computes them."""
-        returns, lengths, _ = self.games
+        returns, lengths, _ = self
         with np.errstate(invalid="ignore"):  # infinite returns have no deviation
             mean, std, length = np.mean(returns), np.std(returns), np.mean(lengths)
         return {"return_mean": float(mean), "return_std": float(std), "length_mean": float(length)}
@@ -68,13 +64,13 @@ class Evaluations:
 
     SAVED = ("next_steps", "finished", "restarts", "last", "best")  # in checkpoints
 
-    net: nn.Module
-    snapshot: nn.Module  # of `net`, on the CPU
-    log: logging.Logger
-    on_result: Callable[[Evaluation, nn.Module | None], None]
+    run: Run
+    snapshot: nn.Module  # of its net, on the CPU
 
     def __init__(self, args: CommonArgs):
         self.args, self.every, self.goal = args, args.eval_every, args.stop_eval_return
+        self.decides = self.every > 0 or args.has_fitness  # which checkpoint is the best
+        self.in_order = args.deterministic and self.goal is not None  # a result counts at a fixed step
         self.evaluator: Evaluator | None = None
         self.next_steps = self.every  # agent steps at which the next one is due
         self.finished = self.restarts = 0  # the latter: of the evaluator
@@ -84,20 +80,9 @@ class Evaluations:
         self._is_handed_out = False  # the running one; not yet after a resume
         self._played: PlayedGames | None = None  # the answer, until it counts
 
-    def attach(
-        self, net: nn.Module, log: logging.Logger, on_result: Callable[[Evaluation, nn.Module | None], None]
-    ) -> None:
-        """Evaluate a net; `on_result` gets each result, and the net that played if it is the best so far, else None."""
-        self.net, self.log, self.on_result = net, log, on_result
-        self.snapshot = copy.deepcopy(net).cpu().requires_grad_(False)
-
-    @property
-    def announcement(self) -> str:
-        """A line that says what is evaluated, and how `play.py` does the same."""
-        games, longest = self.args.eval_episodes, self.args.eval_max_steps
-        flags = f"--episodes {games} --seed {evaluation_seed(self.args)}"
-        flags += f" --max-steps {longest}" * (longest != CommonArgs.eval_max_steps)
-        return f"evaluation every {self.every:,} steps: {games} greedy games, as play.py {flags} plays them"
+    def attach(self, run: Run) -> None:
+        """Evaluate the net of a run, which records the results."""
+        self.run, self.snapshot = run, copy.deepcopy(run.net).cpu().requires_grad_(False)
 
     def end_round(self, steps: int) -> bool:
         """Record a result that has arrived, and start the next evaluation when it is due; called after each round.
@@ -107,24 +92,24 @@ class Evaluations:
         """
         if self.has_failed or self.evaluator is None:
             return True
-        is_due, in_order = steps >= self.next_steps, self.args.evaluates_in_order
+        is_due = steps >= self.next_steps
         try:
             self._hand_out(self.evaluator)
             if self._played is None:
-                waits = in_order and is_due and self.running is not None
+                waits = self.in_order and is_due and self.running is not None
                 self._played = self.evaluator.wait(math.inf) if waits else self.evaluator.poll()
                 if waits and self._played is None:
                     return False
-            if self._played is not None and (is_due or not in_order):
+            if self._played is not None and (is_due or not self.in_order):
                 self._end(self._played)
             if is_due and self.running is None and not self.is_solved:
-                self.snapshot.load_state_dict(self.net.state_dict())
+                self.snapshot.load_state_dict(self.run.net.state_dict())
                 self.next_steps, self.running = self._multiple_after(steps), steps
                 self._hand_out(self.evaluator)
         except WorkerError as error:
             if self.goal is not None:
                 raise
-            self.log.warning(f"no further evaluation in this run, training continues: {error}")
+            self.run.log.warning(f"no further evaluation in this run, training continues: {error}")
             self.has_failed, self.running = True, None
             self.evaluator.close()
         return True
@@ -138,14 +123,14 @@ class Evaluations:
             self._hand_out(self.evaluator)
             self._played = self._played or self.evaluator.poll()
             if self._played is None:
-                self.log.info(f"waiting for {name}, at most {LAST_RESULT_SECONDS:.0f} s (Ctrl-C ends the wait)")
+                self.run.log.info(f"waiting for {name}, at most {LAST_RESULT_SECONDS:.0f} s (Ctrl-C ends the wait)")
                 self._played = self.evaluator.wait(LAST_RESULT_SECONDS)
             if self._played is not None:
                 self._end(self._played)
             else:
-                self.log.warning(f"{name} has not ended; the run ends without it")
+                self.run.log.warning(f"{name} has not ended; the run ends without it")
         except WorkerError as error:
-            self.log.warning(f"without the evaluation that was running: {error}")
+            self.run.log.warning(f"without the evaluation that was running: {error}")
 
     def _hand_out(self, evaluator: Evaluator) -> None:
         if self.running is not None and not self._is_handed_out:
@@ -153,24 +138,23 @@ class Evaluations:
             self._is_handed_out = True
 
     def _end(self, games: PlayedGames) -> None:
-        assert self.running is not None
-        evaluation = Evaluation(self.running, games)
+        steps = self.running
+        assert steps is not None
         self.running, self._played, self._is_handed_out = None, None, False
-        is_best = self.record(evaluation)
-        mean, std, length = evaluation.figures.values()
-        of = f"weights of {evaluation.steps:,} steps, {len(games.returns)} games"
+        is_best = self.record(steps, games)
+        mean, std, length = games.figures.values()
+        of = f"weights of {steps:,} steps, {len(games.returns)} games"
         longest = self.args.eval_max_steps
         if num := sum(length >= longest for length in games.lengths):
             of += f", of which {num} reached {longest:,} steps, where they are cut (--eval-max-steps)"
         figures = f"return {short_return(mean)}, std {short_return(std)}, length {length:.0f}; {of}"
-        self.log.info(f"evaluation {self.finished}: {figures}{'; the best so far' if is_best else ''}")
-        self.on_result(evaluation, self.snapshot if is_best else None)
+        self.run.log.info(f"evaluation {self.finished}: {figures}{'; the best so far' if is_best else ''}")
+        self.run.record_evaluation(steps, games, self.snapshot if is_best else None)
 
-    def record(self, evaluation: Evaluation, confirmed: bool = False) -> bool:
+    def record(self, steps: int, games: PlayedGames, confirmed: bool = False) -> bool:
         """Count a result. Returns whether it is the best so far: if `confirmed` in new games, or by its mean return."""
-        sha256 = evaluation.games.weights_sha256
         self.finished += 1
-        self.last = {"steps": evaluation.steps, **evaluation.figures, "weights_sha256": sha256}
+        self.last = {"steps": steps, **games.figures, "weights_sha256": games.weights_sha256}
         mean = self.last["return_mean"]  # of equals the newest is the best: it has learned for longer
         is_best = confirmed or (math.isfinite(mean) and mean >= self.best_mean)
         if is_best:
@@ -188,7 +172,7 @@ class Evaluations:
 
     def summary(self) -> dict[str, Any]:
         """Entries of `summary.json`; none where nothing is evaluated."""
-        if not self.args.evaluates:
+        if not self.decides:
             return {}
         own = {"eval_seed": evaluation_seed(self.args), "evaluator_restarts": self.restarts} if self.every else {}
         results = {f"eval_{name}": value for name, value in self.last.items()}
@@ -196,7 +180,7 @@ class Evaluations:
         return {"eval_count": self.finished, **own, **results}
 
     def state_dict(self) -> dict[str, Any]:
-        running = self.running if self.args.evaluates_in_order else None  # else it is not repeated
+        running = self.running if self.in_order else None  # else it is not repeated
         saved = {name: getattr(self, name) for name in self.SAVED}
         return {**saved, "running": running, "snapshot": None if running is None else self.snapshot.state_dict()}
 

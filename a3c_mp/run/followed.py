@@ -10,8 +10,7 @@ from typing import Any
 
 from a3c_mp.errors import ConfigError, shown
 
-VARIABLE = "A3C_MP_FOLLOWED"
-"""environment variable with the path of the file, in the processes of such a run"""
+VARIABLE = "A3C_MP_FOLLOWED"  # environment variable with the path of the file, in the processes of such a run
 
 
 def tell(**facts: Any) -> bool:

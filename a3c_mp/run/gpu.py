@@ -18,8 +18,7 @@ from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.spawn import remove_at_end, start_child
 
-DRIVERS = {"12": 525, "13": 580}
-"""CUDA -> oldest driver (docs.nvidia.com/deploy/cuda-compatibility)"""
+DRIVERS = {"12": 525, "13": 580}  # CUDA -> oldest driver (docs.nvidia.com/deploy/cuda-compatibility)
 OPEN_SECONDS = 60.0  # longest time of a child that loads torch and opens a handle
 
 

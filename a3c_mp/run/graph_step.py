@@ -16,8 +16,7 @@ from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.run.gpu import cause_of
 from a3c_mp.run.guard import count
 
-MOST_GRAPHS = 32
-"""for more shapes of batches they are captured again, so that no memory runs out"""
+MOST_GRAPHS = 32  # for more shapes of batches they are captured again, so that no memory runs out
 
 
 class GraphStep:

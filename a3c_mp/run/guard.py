@@ -1,4 +1,4 @@
-"""Checks for NaN and inf in rollouts, gradients and observation statistics; what has them is skipped and counted."""
+"""Checks for NaN and inf in rollouts and gradients; what has them is skipped and counted."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from torch import Tensor
 
 from a3c_mp.errors import TrainingError
 from a3c_mp.maths.schedules import passes_power_of_two
-from a3c_mp.nets.obs_norm import ObsNorm
-from a3c_mp.nets.obs_stats import FAR
 from a3c_mp.run.progress import RunState
 
-BAD_IN_A_ROW = 5
-"""rollouts or gradients with NaN or inf after which a run fails, where each has a cause of its own"""
+BAD_IN_A_ROW = 5  # rollouts or gradients with NaN or inf after which a run fails, where each has a cause of its own
 
 
 class NonFiniteFilter:
@@ -28,13 +25,9 @@ class NonFiniteFilter:
     def check(self, value: bool | float | Tensor, source: str, what: str) -> bool:
         """Return whether a rollout or gradient is finite; count and log one that is not, which the caller skips.
 
-        Args:
-            value: the norm or loss to check, finite only if all of it is; or the answer itself.
-            source: the actor or learner that it comes from.
-            what: its name in the log.
-
-        Raises:
-            TrainingError: `in_a_row` from one source were not finite; none of them was learned from.
+        `value` is a norm or loss that is finite only if all of it is, or the answer itself; `source` is the actor or
+        learner that it comes from, `what` its name in the log. Raises TrainingError after `in_a_row` of one source that
+        were not finite.
         """
         if value if isinstance(value, bool) else math.isfinite(value):
             self.bad_in_a_row[source] = 0
@@ -50,15 +43,6 @@ class NonFiniteFilter:
             fix = "lower --learning-rate, or look for NaN or inf in rewards, observations and fields of infos"
             raise TrainingError(f"{what} contains NaN or inf, {in_a_row} in a row from {source}; {fix}")
         count(self.run, self.counter, number, f"{what} contains NaN or inf; skipped", repeated=True)
-
-
-def update_norm(run: RunState, norm: ObsNorm, obs: Tensor, source: str) -> None:
-    """Update the statistics of observations with these [N, *obs_shape], of a `source`; count values that are far off.
-
-    In learners that pass the same they stay equal.
-    """
-    text = f"values of observations from {source} more than {FAR:g} standard deviations from the mean; left out of it"
-    count(run, "obs_values_far", norm.update(obs), text)
 
 
 def count(run: RunState, name: str, number: int, warning: str, repeated: bool = False) -> None:

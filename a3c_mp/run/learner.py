@@ -19,13 +19,14 @@ from a3c_mp.data.actor import Memory, run_actor
 from a3c_mp.data.episodes import Episode
 from a3c_mp.data.resume_states import ActorLayout, ActorReport, ResumeStates
 from a3c_mp.maths.losses import Metrics
+from a3c_mp.nets.obs_stats import FAR
 from a3c_mp.processes.learner_group import LearnerGroup, Stateful
 from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
 from a3c_mp.run.acting import Acting
-from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, update_norm
+from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, count
 from a3c_mp.run.progress import RunState
 
 
@@ -99,7 +100,7 @@ class Learner:
         self, args: Any, run: RunState, setup: Setup, make_actor: Callable[..., Any],
         group: LearnerGroup | None = None, carrier: Any = None,
     ):  # fmt: skip
-        self.args, self.run = args, run
+        self.args, self.run, self.rng = args, run, run.rng
         self.setup: Any = setup
         self.group = group or LearnerGroup()
         self.carrier: Any = carrier or Processes()
@@ -160,10 +161,6 @@ class Learner:
     @property
     def updates(self) -> int:
         return self.run.updates
-
-    @property
-    def rng(self) -> torch.Generator:
-        return self.run.rng
 
     def take_step(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics | None:
         """Take a step with the gradients that `gradients(args, learner, loss, *batch)` leaves, and return its metrics.
@@ -251,9 +248,11 @@ class Learner:
         self.net.reward_scale.fill_(self.reward_scale)
 
     def update_norm(self, obs: Tensor, source: str) -> None:
-        """Update the statistics of observations with these [N, *obs_shape], of all learners."""
+        """Update the statistics of observations with these [N, *obs_shape], of all learners; count what is far off."""
         if self.args.normalize_obs:
-            update_norm(self.run, self.net.norm, self.group.all_gather(obs), source)
+            number = self.net.norm.update(self.group.all_gather(obs))
+            what = f"values of observations from {source} more than {FAR:g} standard deviations from the mean"
+            count(self.run, "obs_values_far", number, f"{what}; left out of it")
 
     def end_round(self, publish: bool = True) -> bool:
         """Publish the weights; write metrics and checkpoints that are due. Returns whether the run goes on."""

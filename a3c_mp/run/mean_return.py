@@ -12,10 +12,8 @@ import numpy as np
 
 from a3c_mp.data.episodes import Episode
 
-WINDOW = 100
-"""episodes in the mean return"""
-MIN_EPISODES = 20
-"""fewest episodes that can show a game solved"""
+WINDOW = 100  # episodes in the mean return
+MIN_EPISODES = 20  # fewest episodes that can show a game solved
 PATIENCE, FEW, LONG_PATIENCE = 2, 0.05, 20
 """later games for each environment after which an unfinished game is no longer waited for, if only this share of all
 environments has such a game (rallies in Pong can last for 27,000 steps); and after which none is, however many have"""
@@ -28,8 +26,7 @@ def short_return(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-CountedEpisode = tuple[int, Episode]
-"""actor, and its game that enters the mean return"""
+CountedEpisode = tuple[int, Episode]  # actor, and its game that enters the mean return
 
 
 @dataclass(slots=True)

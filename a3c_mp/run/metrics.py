@@ -29,10 +29,8 @@ FLUSH_SECONDS = 1.0
 MOST_UPDATES = 100
 """updates per second whose metrics enter that mean: of a thousand, as with small nets, statistics take a tenth of the
 learner's time"""
-MIN_RATE_SECONDS = 0.1
-"""shortest time over which a rate says something"""
-SMOOTHING = 0.1
-"""weight of the newest point, one per second, in the rate of the progress line"""
+MIN_RATE_SECONDS = 0.1  # shortest time over which a rate says something
+SMOOTHING = 0.1  # weight of the newest point, one per second, in the rate of the progress line
 
 
 class MetricsWriter:
@@ -55,9 +53,7 @@ class MetricsWriter:
 
         args, steps = self.progress.args, self.progress.steps
         self.event_file = EventFile(self.folder, None if args.resume is None else steps + 1, self.log)
-        rows = [f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items()]
-        self.event_file.text(steps, "hyperparameters", "\n".join(["|setting|value|", "|-|-|", *rows]))
-        self.event_file.main_curves(steps)
+        self.event_file.describe(steps, dataclasses.asdict(args))
         self.tracker = None if args.track == "none" else Tracker(args, self.folder, self.log)
         self.display = Display(args.total_steps, self.log, steps)
         self.signs = Signs(self.progress, FOUND[args.env_id], self.log) if args.env_id in FOUND else None
@@ -68,9 +64,10 @@ class MetricsWriter:
         self.episode_log.close()
 
     def start_clock(self) -> None:
-        """Count agent steps per second, and `--max-seconds`, from now on, instead of from the first rollout."""
-        self.clock.start(self.progress.steps, self.progress.samples)
-        self.progress.start_budget()
+        """Count agent steps per second, and `--max-seconds`, from now on; only the first call counts."""
+        if self.progress.budget_since is None:
+            self.progress.budget_since = time.monotonic()
+            self.clock.start(self.progress.steps, self.progress.samples)
 
     @property
     def sps(self) -> float:
@@ -87,7 +84,7 @@ class MetricsWriter:
 
     def record_rollout(self, policy_lag: int, games: Sequence[CountedEpisode]) -> None:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
-        self.clock.start(self.progress.steps, self.progress.samples)  # the first rollout is in no rate
+        self.start_clock()  # the first rollout is in no rate
         self._means.add({"charts/policy_lag": float(policy_lag)})
         self.record_games(games)
 
@@ -189,9 +186,7 @@ class RateClock:
         self._last = 0.0, 0, 0  # of the last point of the curves
 
     def start(self, steps: int, samples: int) -> None:
-        """Count from now on; only the first call counts."""
-        if self._start is None:
-            self._start = self._last = time.monotonic(), steps, samples
+        self._start = self._last = time.monotonic(), steps, samples
 
     @property
     def _now(self) -> float:

@@ -12,6 +12,7 @@ import tempfile
 import typing
 from contextlib import suppress
 from types import UnionType
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -190,23 +191,28 @@ def probe_env(
     """
     process = (0, *getattr(multiprocessing.current_process(), "_identity", ()))[-1]  # children may try it at once
     wrappers.Identity(wrappers.OUTSIDE, process).assume()
+    env: Any = None
+    masked = False
     try:
         env = wrappers.make_env(env_id)
-    except (KeyboardInterrupt, Stopped):
+        obs_space, action_space, layout = env.observation_space, env.action_space, wrappers.layout(env)
+        _check_actions(action_space, actions, env_id)
+        try:
+            wrappers.check_contract(env)
+        except wrappers.BrokenContract:
+            raise
+        except Exception:  # an actor reports it, with its traceback
+            pass
+        with suppress(Exception):
+            masked = wrappers.mask_in(env.reset(seed=0)[1], action_space) is not None
+    except (KeyboardInterrupt, Stopped, ConfigError):
         raise
     except BaseException as error:  # an environment of the user's own can raise anything
         from a3c_mp.run.refusal import refusal_of
 
         raise refusal_of(error, env_id) from error
-    try:
-        obs_space, action_space = env.observation_space, env.action_space
-        _check_actions(action_space, actions, env_id)
-        _check_contract(env, env_id)
-        masked, layout = False, wrappers.layout(env)
-        with suppress(Exception):
-            masked = wrappers.mask_in(env.reset(seed=0)[1], action_space) is not None
     finally:
-        with suppress(Exception):
+        with suppress(Exception):  # it may not have been made
             env.close()
     if masked and isinstance(action_space, Discrete):
         action_space = wrappers.MaskedDiscrete(action_space.n)
@@ -221,16 +227,3 @@ def _check_actions(space: gymnasium.Space, kinds: type[gymnasium.Space] | UnionT
         needed = ", ".join(f"{kind.__name__} {ACTIONS_OF.get(kind, '')}".rstrip() for kind in classes)
         fix = "choose another, or another --algo" if kinds in (Discrete, Box) else "choose another"
         raise ConfigError("env-id", env_id, f"its actions are {space}, this needs {needed}", fix)
-
-
-def _check_contract(env: gymnasium.Env, env_id: str) -> None:
-    try:
-        wrappers.check_contract(env)
-    except (KeyboardInterrupt, Stopped):
-        raise
-    except BaseException as error:
-        if isinstance(error, wrappers.BrokenContract) or not isinstance(error, Exception):
-            from a3c_mp.run.refusal import refusal_of
-
-            raise refusal_of(error, env_id) from error
-        # an actor reports other errors of the environment, with their traceback

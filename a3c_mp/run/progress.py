@@ -31,8 +31,7 @@ class RunState:
         self.progress = Progress(args, steps, updates)
         self.rng = torch.Generator()
         self.timing = Timings()
-        self.log = logging.Logger("silent")  # learner 0 logs the same
-        self.log.addHandler(logging.NullHandler())
+        self.log = logging.Logger("silent", logging.CRITICAL + 1)  # learner 0 logs the same
         self.end_round()
 
     @property
@@ -117,7 +116,7 @@ class Progress:
         self.best_mean = -math.inf  # of the checkpoints so far
         self.policy_lag = [0, 0]  # sum over rollouts, their number
         self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier starts
-        self.budget_since: float | None = None  # `--max-seconds` count from the first rollout
+        self.budget_since: float | None = None  # set with the first rollout: `--max-seconds` count from then on
         self.confirmed_mean = -math.inf  # of games played to confirm that the task is solved, where a chapter does so
         self.solved_at: tuple[float, int] | None = None  # seconds, steps
 
@@ -125,7 +124,6 @@ class Progress:
         self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int
     ) -> list[CountedEpisode]:
         """Count a rollout; returns the episodes that enter the mean return with it."""
-        self.start_budget()
         self.steps += steps
         self.policy_lag = [self.policy_lag[0] + policy_lag, self.policy_lag[1] + 1]
         return self.window.end(actor, episodes)
@@ -153,11 +151,6 @@ class Progress:
             return "max_seconds"
         return "total_steps" if self.steps >= self.args.total_steps else None
 
-    def start_budget(self) -> None:
-        """Count `--max-seconds` from now on; only the first call counts."""
-        if self.budget_since is None:
-            self.budget_since = time.monotonic()
-
     @property
     def seconds_left(self) -> float:
         """Until `--max-seconds` have passed; inf without a limit."""
@@ -175,11 +168,6 @@ class Progress:
         if self.solved_at is None and self._is_solved:
             self.solved_at = (round(self.wall_seconds, 2), self.steps)
 
-    def confirm(self, mean: float) -> None:
-        """Record the mean return of games played to confirm that the task is solved."""
-        self.confirmed_mean = mean
-        self.record_solved()
-
     @property
     def is_confirmed(self) -> bool:
         """Whether those games reached `--stop-return`."""
@@ -187,7 +175,7 @@ class Progress:
 
     @property
     def _is_solved(self) -> bool:
-        goal = self.args.training_goal
+        goal = None if self.args.has_fitness else self.args.stop_return
         by_training = goal is not None and self.window.is_representative and self.window.mean >= goal
         return by_training or self.evals.is_solved or self.is_confirmed
 
@@ -199,7 +187,7 @@ class Progress:
     @property
     def is_best(self) -> bool:
         """Whether a checkpoint written now is the best: the highest mean return, unless evaluations decide."""
-        return self.is_highest and (not self.args.evaluates or self.evals.has_failed)
+        return self.is_highest and (not self.evals.decides or self.evals.has_failed)
 
     @property
     def counts(self) -> list[str]:

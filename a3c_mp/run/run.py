@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from a3c_mp.run.banner import ENDINGS, describe_error, end_lines, error_summary,
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
 from a3c_mp.run.display import open_log
-from a3c_mp.run.evaluation import Evaluation, Evaluator
+from a3c_mp.run.evaluation import PlayedGames
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
@@ -48,7 +49,7 @@ class Run(RunState):
 
     Checkpoints hold net, optimizer and `extra`, by name; on resume, all are restored from the newest one, and what it
     lacks of `extra` starts empty, with a warning. `make_policy` makes the policy that is evaluated with
-    `--eval-every`; where the run `evaluates_elsewhere`, `evaluate_with` will name an evaluator.
+    `--eval-every`; a chapter that `evaluates_elsewhere` sets `progress.evals.evaluator` instead.
 
     Raises:
         ConfigError: the folder cannot be made, written or resumed, or is in use; or the machine is too small.
@@ -57,8 +58,7 @@ class Run(RunState):
 
     def __init__(
         self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer | None,
-        extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = None, *,
-        evaluates_elsewhere: bool = False,
+        extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = None,
     ):  # fmt: skip
         check_settings(args)
         check_limits(args, net)
@@ -75,9 +75,12 @@ class Run(RunState):
                 self.log.warning(note)
             self.progress = Progress(args)
             if args.eval_every:
-                self.progress.evals.attach(net, self.log, self.record_evaluation)
-                if not evaluates_elsewhere:
-                    self.progress.evals.evaluator = make_evaluator(self, make_policy)
+                self.progress.evals.attach(self)
+                if not args.evaluates_elsewhere:
+                    from a3c_mp.run import evaluate  # here, as most runs are not evaluated
+
+                    make_policy = make_policy or evaluate.make_policy
+                    self.progress.evals.evaluator = evaluate.EvaluatorProcess(self, make_policy)
             self.checkpointer = Checkpointer(self, optimizer, extra or {})
             if args.resume is not None:
                 refuse_ended(self.folder, self.progress)
@@ -108,15 +111,12 @@ class Run(RunState):
             self.log.info("SIGINT is ignored, as whatever started this asked for it; SIGTERM ends the run")
         for line in first_lines(self.args, self.net):
             self.log.info(line)
-        if self.args.eval_every:
-            self.log.info(self.progress.evals.announcement)
         return self
 
     def should_stop(self) -> bool:
         return self.exit_reason is not None or self.progress.stop_reason() is not None
 
     def keep(self, **parts: Stateful) -> None:
-        """Add what an exact resume needs to the checkpoints of a deterministic run; on resume, restore it."""
         if self.args.deterministic:
             self.checkpointer.keep(**parts)
 
@@ -163,20 +163,16 @@ class Run(RunState):
         self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
         self.checkpointer.save()
 
-    def evaluate_with(self, evaluator: Evaluator) -> None:
-        """Have evaluations played by this evaluator, in a run that `evaluates_elsewhere`."""
-        self.progress.evals.evaluator = evaluator if self.args.eval_every else None
-
     def is_interrupted(self) -> bool:
         """Whether a signal has arrived or the time is over, so that nothing is to be waited for."""
         return self.exit_reason is not None or self.progress.seconds_left <= 0
 
-    def record_evaluation(self, evaluation: Evaluation, best_net: nn.Module | None) -> None:
+    def record_evaluation(self, steps: int, games: PlayedGames, best_net: nn.Module | None) -> None:
         """Write the result of an evaluation, and the net that was evaluated if it is the best so far."""
-        self.metrics.write(evaluation.steps, {f"eval/{name}": value for name, value in evaluation.figures.items()})
+        self.metrics.write(steps, {f"eval/{name}": value for name, value in games.figures.items()})
         self.checkpointer.saved_steps = None  # the newest checkpoint lacks this result
         if best_net is not None:
-            self.checkpointer.save_best(best_net, evaluation)
+            self.checkpointer.save_best(best_net, steps)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.finish(error)
@@ -245,22 +241,11 @@ class Run(RunState):
         return self.progress.summary() | end
 
 
-def make_evaluator(run: Run, make_policy: MakePolicy | None) -> Evaluator:
-    """Make the evaluator's process, which the first snapshot starts."""
-    from a3c_mp.run import evaluate  # here, as most runs are not evaluated
-
-    def on_restart(message: WorkerEvent) -> None:
-        run.progress.evals.restarts += 1
-        run.log.warning(message.text)
-
-    make_policy = make_policy or evaluate.make_policy
-    snapshot = run.progress.evals.snapshot
-    return evaluate.EvaluatorProcess(run.args, snapshot, make_policy, run.is_interrupted, on_restart)
-
-
 def refuse_ended(folder: Path, progress: Progress) -> None:
     """Raise NothingToDo if the run that is resumed has ended, also by the settings of this start."""
     reason = progress.stop_reason()
-    if reason in HOW_TO_GO_ON and run_dir.end_of(folder) == (reason, progress.steps):
-        what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
-        raise NothingToDo(shown(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on"))
+    with suppress(OSError, ValueError, LookupError, TypeError):  # there is no summary that can be read
+        summary = json.loads((folder / "summary.json").read_text())
+        if reason in HOW_TO_GO_ON and (summary["exit_reason"], summary["steps"]) == (reason, progress.steps):
+            what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
+            raise NothingToDo(shown(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on"))

@@ -150,15 +150,6 @@ def changed_settings(starts: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"--{flag_name(name)} {now[name]} ({before[name]} before)" for name in names]
 
 
-def end_of(folder: Path) -> tuple[str | None, int] | None:
-    """(why, after how many agent steps) the run in a folder has ended; None without a readable `summary.json`."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text())
-        return summary["exit_reason"], summary["steps"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file; the previous one stays until the new one is complete. Raises OSError."""
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -7,7 +7,6 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from a3c_mp.nets.layers import is_image
@@ -19,46 +18,22 @@ LONGEST = {False: 1_000_000, True: 3_000_000}
 """observations are images -> agent steps by which a run is judged that has more: a sign is not to come hours late"""
 LOOKS, IN_A_ROW = 50, 3
 """looks at the medians of the curves in a run of that length; those in a row that a sign is in before it is shown"""
-LATE = 0.3
-"""share of the run before which a mean return that does not rise is no sign by itself"""
+LATE = 0.3  # share of the run before which a mean return that does not rise is no sign by itself
 LEAST = {False: (10_000, 50_000), True: (100_000, 600_000)}
 """observations are images -> agent steps before which there is no sign, and none of this kind"""
-GAMES_STEPS = 2_000
-"""steps of each environment in which a game should end"""
-DEVIATIONS = 2.0
-"""standard errors by which a mean return that has risen is above the one at first"""
-
-
-@dataclass(frozen=True)
-class Look:
-    """What the signs are looked for in."""
-
-    curves: Mapping[str, float]  # medians of their points since the last look
-    share: float  # of the run's steps
-    steps: int
-    progress: Progress
-    largest_entropy: float  # of the discrete policies of this space (nats); inf if actions are continuous
-    least: tuple[int, int]  # of `LEAST`
-
-    @property
-    def stands_still(self) -> bool:
-        """Whether there are enough games to compare, and the newest have no higher returns than the first."""
-        window = self.progress.window
-        return window.episodes >= 2 * MIN_EPISODES and not has_risen(window.first, list(window.returns))
-
-    def __getitem__(self, name: str) -> float:
-        return self.curves.get(name, math.nan)
+GAMES_STEPS = 2_000  # steps of each environment in which a game should end
+DEVIATIONS = 2.0  # standard errors by which a mean return that has risen is above the one at first
 
 
 class Sign(NamedTuple):
     """A sign that a run does not learn."""
 
-    is_in: Callable[[Look], bool]
-    text: Callable[[Look], str]
+    is_in: Callable[[Any], bool]  # of `Signs` at a look
+    text: Callable[[Any], str]
     advice: str
 
 
-SIGNS = {
+SIGNS: dict[str, Sign] = {
     "gradients": Sign(
         lambda look: look["losses/grad_norm"] > 1000 * vars(look.progress.args).get("max_grad_norm", math.inf),
         lambda look: f"gradient norms of {look['losses/grad_norm']:,.0f} are clipped (--max-grad-norm)",
@@ -66,9 +41,9 @@ SIGNS = {
     ),
     "no_game": Sign(
         lambda look: (
-            not look.progress.window.episodes
+            not look.window.episodes
             and look.share >= 0.2
-            and look.steps >= GAMES_STEPS * look.progress.window.num_envs * look.progress.window.num_actors
+            and look.steps >= GAMES_STEPS * look.window.num_envs * look.window.num_actors
         ),
         lambda look: f"no game has ended in {look.steps:,} steps, so there is no return",
         "give the environment an end, or register it with max_episode_steps",
@@ -76,10 +51,10 @@ SIGNS = {
     "same_return": Sign(
         lambda look: (
             hasattr(look.progress.args, "explore_envs")
-            and len({*look.progress.window.first, *look.progress.window.returns}) == 1
+            and len({*look.window.first, *look.window.returns}) == 1
             and look.stands_still
         ),
-        lambda look: f"all {look.progress.window.episodes:,} games had the same return",
+        lambda look: f"all {look.window.episodes:,} games had the same return",
         "explore in longer stretches (--explore-envs 0.25 --explore-steps 50; continuous actions: --noise-steps 16)",
     ),
     "values": Sign(
@@ -104,7 +79,7 @@ SIGNS = {
     ),
     "still": Sign(
         lambda look: look.stands_still and look.share >= LATE and look.steps >= look.least[1],
-        lambda look: f"the mean return of {mean_return(look)} is no better than that of the first games",
+        lambda look: f"the mean return of {short_return(look.window.mean)} is no better than that of the first games",
         "compare it with `play.py --random`",
     ),
 }
@@ -121,15 +96,11 @@ def has_risen(first: list[float], last: list[float]) -> bool:
     return False
 
 
-def mean_return(look: Look) -> str:
-    return short_return(look.progress.window.mean)
-
-
 class Signs:
     """Looks for `SIGNS` in the curves of a run, and warns of each once."""
 
     def __init__(self, progress: Progress, spaces: Sequence[Any], log: logging.Logger):
-        self.progress, self.log = progress, log
+        self.progress, self.window, self.log = progress, progress.window, log
         obs_space, action_space, *_ = spaces
         image = is_image(obs_space)
         self.length, self.least = min(progress.args.total_steps, LONGEST[image]), LEAST[image]
@@ -138,6 +109,18 @@ class Signs:
         self.seen = dict.fromkeys(SIGNS, 0)  # looks in a row
         self.warned = set[str]()
         self._points, self._next = defaultdict[str, list[float]](list), progress.steps
+        self.curves: dict[str, float] = {}  # medians of their points between the last two looks
+        self.steps: int = 0  # agent steps at the last look
+        self.share: float = 0.0  # of the run's steps
+
+    def __getitem__(self, name: str) -> float:
+        return self.curves.get(name, math.nan)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether there are enough games to compare, and the newest have no higher returns than the first."""
+        window = self.window
+        return window.episodes >= 2 * MIN_EPISODES and not has_risen(window.first, list(window.returns))
 
     def add(self, means: Mapping[str, float]) -> None:
         """Add a point of the curves; look for signs when the next look is due."""
@@ -146,13 +129,13 @@ class Signs:
         steps = self.progress.steps
         if steps < max(self._next, self.least[0]):
             return
+        self.steps, self.share = steps, steps / self.length
         self._next = steps + self.length // LOOKS
-        found = {name: statistics.median(values) for name, values in self._points.items()}
+        self.curves = {name: statistics.median(values) for name, values in self._points.items()}
         self._points.clear()
-        look = Look(found, steps / self.length, steps, self.progress, self.largest_entropy, self.least)
         for name, sign in SIGNS.items():
-            self.seen[name] = self.seen[name] + 1 if sign.is_in(look) else 0
+            self.seen[name] = self.seen[name] + 1 if sign.is_in(self) else 0
         lasting = [name for name, number in self.seen.items() if number >= IN_A_ROW]
         if lasting and lasting[0] not in self.warned:  # those after it in the table may be what it leads to
             self.warned.add(lasting[0])
-            self.log.warning(f"{SIGNS[lasting[0]].text(look)}: {SIGNS[lasting[0]].advice} (docs/learning.md)")
+            self.log.warning(f"{SIGNS[lasting[0]].text(self)}: {SIGNS[lasting[0]].advice} (docs/learning.md)")

@@ -22,8 +22,7 @@ from a3c_mp.errors import one_line
 from a3c_mp.run.run_dir import as_recorded, name_of, write_atomically
 from a3c_mp.run.script import in_time
 
-RETRY_SECONDS = 60.0
-"""time after a failed write of the event file until the next attempt"""
+RETRY_SECONDS = 60.0  # time after a failed write of the event file until the next attempt
 MAIN_CURVES = {
     "mean return": ["charts/mean_return_100", "eval/return_mean"],
     "agent steps per second": ["charts/sps"],
@@ -33,8 +32,7 @@ MAIN_CURVES = {
     "loss of the value": ["losses/value"],
 }
 """title -> tags, or regular expressions, of each plot of TensorBoard's Custom Scalars, in this order"""
-FINISH_SECONDS = 30.0
-"""longest wait, at the end of a run, for a tracker to send what it has"""
+FINISH_SECONDS = 30.0  # longest wait, at the end of a run, for a tracker to send what it has
 
 
 class EventFile:
@@ -54,12 +52,12 @@ class EventFile:
     def scalars(self, steps: int, points: Mapping[str, float]) -> None:
         self._write([{"step": steps, "summary": scalar(name, value)} for name, value in points.items()])
 
-    def text(self, steps: int, name: str, markdown: str) -> None:
-        self._write([{"step": steps, "summary": text(name, markdown)}])
-
-    def main_curves(self, steps: int) -> None:
-        plots = {title: ["Multiline", tags] for title, tags in MAIN_CURVES.items()}
-        self._write([{"step": steps, "summary": custom_scalars({"main curves": plots})}])
+    def describe(self, steps: int, settings: Mapping[str, Any]) -> None:
+        """Write a table of settings, and which curves are plotted first."""
+        rows = [f"|{name}|{value}|" for name, value in settings.items()]
+        table = text("hyperparameters", "\n".join(["|setting|value|", "|-|-|", *rows]))
+        plots = custom_scalars({"main curves": {title: ["Multiline", tags] for title, tags in MAIN_CURVES.items()}})
+        self._write([{"step": steps, "summary": table}, {"step": steps, "summary": plots}])
 
     def _write(self, events: list[dict[str, Any]]) -> None:
         if time.monotonic() < self.retry_at:

@@ -16,7 +16,7 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import WorkerError
 from a3c_mp.run.checkpoint import list_checkpoints, sha256_of_weights
-from a3c_mp.run.evaluation import Evaluation, Evaluations, PlayedGames
+from a3c_mp.run.evaluation import Evaluations, PlayedGames
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.progress import Progress
 from a3c_mp.run.run import Run
@@ -34,12 +34,13 @@ class Scene:
         self.progress, self.net = Progress(args), nn.Linear(1, 1, bias=False)
         self.played, self.results, self.answer, self.tape = [], [], None, []
         self.evals = self.progress.evals
-        self.evals.attach(self.net, log, self.record)
+        self.log = log
+        self.evals.attach(self)
         self.evals.evaluator = self
 
-    def record(self, evaluation, best_net):
+    def record_evaluation(self, steps, played, best_net):
         best = None if best_net is None else best_net.weight.item()
-        self.results.append((evaluation.steps, evaluation.figures["return_mean"], best))
+        self.results.append((steps, played.figures["return_mean"], best))
 
     def round(self, steps, answer=None):
         self.progress.steps, self.answer = steps, answer
@@ -137,7 +138,7 @@ def test_in_a_deterministic_run_with_a_goal_a_result_counts_when_the_next_is_due
 
 def test_a_resumed_run_counts_on_and_the_next_one_may_be_overdue():
     evals = Evaluations(ARGS)
-    evals.record(Evaluation(130, PlayedGames([1.0, 3.0], [5, 7], "abc")))
+    evals.record(130, PlayedGames([1.0, 3.0], [5, 7], "abc"))
     evals.next_steps = 200
     for steps in (170, 250):
         again = Evaluations(ARGS)
@@ -152,7 +153,7 @@ def test_a_resumed_run_counts_on_and_the_next_one_may_be_overdue():
 def test_the_best_has_the_highest_mean_that_is_a_number_or_was_confirmed_after_a_luckier_one():
     evals = Evaluations(ARGS)
     results = [(math.nan, False), (-math.inf, False), (2.0, False), (1.5, False), (1.5, True), (math.inf, False)]
-    found = [evals.record(Evaluation(130, games(mean)), confirmed=confirmed) for mean, confirmed in results]
+    found = [evals.record(130, games(mean), confirmed=confirmed) for mean, confirmed in results]
     assert found == [False, False, True, False, True, False]
     assert evals.best_mean == 1.5
 
@@ -189,7 +190,7 @@ def test_what_ends_the_wait_at_the_end_does_not_end_the_run_again(what, mean, re
             else:
                 run.progress.budget_since -= 20.0
             assert run.is_interrupted()
-            run.progress.evals.record(Evaluation(100, games(mean)))
+            run.progress.evals.record(100, games(mean))
 
         monkeypatch.setattr(run.progress.evals, "finish", finish)
         run.record_rollout(1000, [], 0, 0)

@@ -1,5 +1,6 @@
 """A run in this process: what its checkpoints hold beyond a net and an optimizer, and how it comes back."""
 
+import json
 import os
 import pickle
 import signal
@@ -34,7 +35,6 @@ from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
-from a3c_mp.run.run_dir import end_of
 from a3c_mp.run.script import RECEIVED
 
 TRACEBACK = """Traceback (most recent call last):
@@ -152,7 +152,7 @@ def test_a_run_that_has_ended_stays_as_it_is_unless_it_is_given_more_to_do(args,
     assert "resumed" not in (run.folder / "run.log").read_text()
     with a_run(replace(resumed(args), **more)) as again:
         assert not again.should_stop()
-        assert end_of(run.folder) is None, "it goes on"
+        assert not (run.folder / "summary.json").exists(), "it goes on"
     assert f"resumed from {again.checkpointer.newest} at 100 steps" in (run.folder / "run.log").read_text()
 
 
@@ -165,7 +165,8 @@ def test_a_run_whose_summary_was_not_written_writes_it_on_resume(args):
         (run.folder / "summary.json").unlink() if content is None else (run.folder / "summary.json").write_text(content)
         with a_run(resumed(args)) as again:
             assert again.should_stop()
-        assert end_of(run.folder) == ("total_steps", 100)
+        summary = json.loads((run.folder / "summary.json").read_text())
+        assert (summary["exit_reason"], summary["steps"]) == ("total_steps", 100)
 
 
 @pytest.mark.parametrize("change", [{"num_envs": 3}, {"deterministic": False}])

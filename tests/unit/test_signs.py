@@ -25,7 +25,7 @@ FAILS, LEARNS, ALWAYS_LOSES = (0.0, 5.0), (100.0, 5.0), (0.0, 0.0)
 def warnings(log, tape, means, returns=FAILS, obs_space=VECTORS, actions=BUTTONS, steps=STEPS, games=10):
     """The signs that a run of so many steps shows, with these means of its curves and returns of games."""
     args = SimpleNamespace(**vars(CommonArgs(total_steps=steps)), max_grad_norm=1.0, explore_envs=0.0)
-    args.max_actors, args.explorers, args.training_goal = args.num_actors, 0, None
+    args.max_actors, args.explorers, args.has_fitness = args.num_actors, 0, False
     progress, rng, (rise, deviation) = Progress(args), np.random.default_rng(1), returns
     signs = Signs(progress, (obs_space, actions), log)
     for number in range(100):

@@ -37,8 +37,7 @@ def curve_in(folder):
 
 def test_each_start_has_a_file_and_hides_the_events_that_will_be_written_again(tmp_path, log):
     events = EventFile(tmp_path, None, log)
-    events.main_curves(10)
-    events.text(10, "hyperparameters", "|gamma|0.9|")
+    events.describe(10, {"gamma": 0.9})
     for step in (10, 20, 30):
         events.scalars(step, {"charts/sps": float(step), "losses/value": 0.5})
     for step, purge_step in ((25, 21), (26, None)):  # in the same second
@@ -46,7 +45,7 @@ def test_each_start_has_a_file_and_hides_the_events_that_will_be_written_again(t
     assert curve_in(tmp_path) == [(10, 10.0), (20, 20.0), (25, -25.0), (26, -25.0)]
     shown = EventAccumulator(str(tmp_path)).Reload()
     (text,) = shown.Tensors("hyperparameters/text_summary")
-    assert text.tensor_proto.string_val == [b"|gamma|0.9|"]
+    assert text.tensor_proto.string_val == [b"|setting|value|\n|-|-|\n|gamma|0.9|"]
     (layout,) = shown.Tensors(CONFIG_TAG)
     (group,) = Layout.FromString(layout.tensor_proto.string_val[0]).category
     assert [list(plot.multiline.tag) for plot in group.chart] == list(tracking.MAIN_CURVES.values())
