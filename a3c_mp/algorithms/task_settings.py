@@ -1,5 +1,7 @@
 """Settings of chapter 5 and their checks: roles, addresses, keys, and the sizes of messages."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from dataclasses import dataclass

@@ -92,7 +92,7 @@ class MemberGeneration:
         self.steps, self.games = memory.progress[:, self.place].zero_()  # for the display
         self.rng = torch.Generator().manual_seed(seed)
         self.counts, self.means, self.stats = Counter[str](), Means(), EpisodeStats(args.num_envs)
-        self.reward_scale = args.reward_scale or float(self.net.reward_scale)
+        self.reward_scale = float(self.net.reward_scale) if args.reward_scale is None else args.reward_scale
         self.net.reward_scale.fill_(self.reward_scale)
 
     def take_step(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics:
@@ -105,10 +105,14 @@ class MemberGeneration:
 
     def scale_rewards(self, rewards: torch.Tensor, done: torch.Tensor) -> None:
         """Update what rewards are multiplied by, with raw rewards [T, B] and where games end, bool [T, B]."""
-        if self.args.reward_scale is None and rewards.isfinite().all():
-            self.state.return_stats.update(0, rewards.sign() if self.args.reward_clip else rewards, done)
-            self.reward_scale = self.state.return_stats.scale()
-            self.net.reward_scale.fill_(self.reward_scale)
+        if self.args.reward_scale is not None:
+            return
+        if not rewards.isfinite().all():
+            self.state.return_stats.forget(0)
+            return
+        self.state.return_stats.update(0, rewards.sign() if self.args.reward_clip else rewards, done)
+        self.reward_scale = self.state.return_stats.scale()
+        self.net.reward_scale.fill_(self.reward_scale)
 
     def end(self, number: int) -> None:
         """Evaluate the member in the games of generation `number`, and write it and its figures to its result."""

@@ -238,6 +238,7 @@ def test_the_policy_of_a_net_with_state_remembers_each_environment(run_inline):
 # ---- the page and its example
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_train_twice_in_a_thread_and_play(chapter, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "python.md").read_text().replace("total_steps=100_000", "total_steps=2_000")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -159,7 +159,9 @@ IN_A_THREAD = """if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("words", "call"),
     [
-        (["-m", "cProfile", "-o", "profile", str(ROOT / "train_task.py"), *SHORT], None),
+        pytest.param(
+            ["-m", "cProfile", "-o", "profile", str(ROOT / "train_task.py"), *SHORT], None, marks=pytest.mark.slow
+        ),
         (["script.py"], "train_a3c_data.main()"),  # without a guard
         pytest.param(["script.py"], IN_A_THREAD, marks=pytest.mark.slow),
         pytest.param(["-m", "pdb", str(ROOT / "train_a3c_data.py"), *SHORT], None, marks=pytest.mark.slow),

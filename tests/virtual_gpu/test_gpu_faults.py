@@ -87,7 +87,7 @@ FAULTS = {
         " launches (",
     ),
 }  # fmt: skip
-FAST = ("a target net left on the CPU", "item() in a capture")
+FAST = ("item() in a capture",)
 
 
 def found_in(ran, case):
