@@ -80,7 +80,7 @@ class MemberGeneration:
         return None
 
     def __init__(self, args: Args, memory: PopulationMemory, channel: WorkerChannel, env: VectorEnv, seed: int):
-        self.channel, self.env, self.place, self.seed = channel, env, channel.actor, seed
+        self.channel, self.env, self.place = channel, env, channel.actor
         self.device = torch.device("cuda", torch.cuda.current_device()) if args.cuda else torch.device("cpu")
         self.state = MemberState.read(memory.births[self.place], memory.spaces, args, self.device)
         self.net, self.optimizer, self.group = self.state.net, self.state.optimizer, LearnerGroup()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
-import torch
 from gymnasium.vector import VectorEnv
 
 from a3c_mp.algorithms.actor_critic import obs_for_stats
@@ -117,11 +116,7 @@ class Generation(MemberGeneration):
         """Collect the generation's rollouts, each with the newest weights; yields those that are finite."""
         num = self.args.unroll_length
         for start in range(0, self.args.rounds, num):
-            with torch.no_grad():
-                for ours, newest in zip(
-                    *(net.state_dict().values() for net in (self.collector.net, self.net)), strict=True
-                ):
-                    ours.copy_(newest)
+            self.collector.net.load_state_dict(self.net.state_dict())
             self.collector.collect(rollout := self.rollout)
             self.steps += rollout.reward.numel()
             done = rollout.terminated | rollout.truncated
