@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.run.learner import Learner, Setup
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.script import exit_with
-
-if TYPE_CHECKING:
-    from a3c_mp.run.run import Run
 
 
 class Chapter:
@@ -46,7 +43,7 @@ class Chapter:
             self.train(args, learner)
         return run.exit_code
 
-    def _learners(self, args: Any, run: Run) -> AbstractContextManager[LearnerGroup]:
+    def _learners(self, args: Any, run: RunState) -> AbstractContextManager[LearnerGroup]:
         if getattr(args, "num_learners", 1) == 1:
             return nullcontext(LearnerGroup())
         from a3c_mp.processes.learners import Learners

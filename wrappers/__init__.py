@@ -10,7 +10,7 @@ from a3c_mp.wrappers.identity import EVALUATOR, OUTSIDE, RECORDER, Identity
 from a3c_mp.wrappers.ids import UnsupportedEnv, find_spec, split_id, with_kwargs
 from a3c_mp.wrappers.observations import layout
 from a3c_mp.wrappers.rebuild import GameLog, obs_hashes, seeding_of
-from a3c_mp.wrappers.vector import make_env, make_vec_env, spaces, trace
+from a3c_mp.wrappers.vector import make_env, make_vec_env, spaces
 
 # a3c_mp/wrappers is a link to this folder: `import wrappers` finds the same modules, not a second copy of them.
 for _name in ("actions", "atari", "contract", "identity", "ids", "observations", "rebuild", "vector"):

@@ -5,10 +5,7 @@ that ends an episode (`SAME_STEP`): the observation is the next episode's first,
 """
 
 import logging
-import math
-import time
 from collections.abc import Collection
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -16,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from a3c_mp.wrappers.actions import GuardedEnvs, allowed_action, env_seed, mask_in
+from a3c_mp.wrappers.actions import GuardedEnvs, env_seed
 from a3c_mp.wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
 from a3c_mp.wrappers.contract import UNWATCHED, CheckedEnv
 from a3c_mp.wrappers.identity import OUTSIDE, Identity
@@ -66,23 +63,6 @@ def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
     env = make_env(env_id)
     env.close()
     return env.observation_space, env.action_space
-
-
-def trace(env_id: str, steps: int, seconds: float = math.inf) -> list[tuple[Any, ...]]:
-    """What an environment gives in so many steps, or within so many seconds: always with the same seeds and actions."""
-    results: list[tuple[Any, ...]] = []
-    rng, deadline, done = np.random.default_rng(0), time.monotonic() + seconds, True
-    with closing(make_env(env_id)) as env:
-        env.action_space.seed(0)
-        while len(results) < steps and time.monotonic() < deadline:
-            if done:
-                obs, info = env.reset(seed=len(results))
-            mask = mask_in(info, env.action_space)
-            action = env.action_space.sample() if mask is None else allowed_action(env.action_space, mask, rng.choice)
-            obs, reward, terminated, truncated, info = env.step(action)
-            done = bool(terminated or truncated)
-            results.append((np.asarray(obs).tobytes(), np.float64(reward).tobytes(), done))  # NaN is not equal to NaN
-    return results
 
 
 class SameStepEnvs(SyncVectorEnv):

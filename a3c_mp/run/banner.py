@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shlex
 import statistics
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -25,16 +23,11 @@ from a3c_mp.run.evaluation import evaluation_seed
 from a3c_mp.run.gpu import note_on_cores
 from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
 from a3c_mp.run.preflight import FOUND
-from a3c_mp.seeds import global_generators_kept, seed_global_generators
-from a3c_mp.wrappers import ActionScaling, is_atari, trace
-
-if TYPE_CHECKING:
-    from a3c_mp.run.run import Run
+from a3c_mp.wrappers import ActionScaling
 
 ENDS = ("total_steps", "max_seconds", "stop_return", "stop_eval_return")  # settings that end a run
 ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds reached"}
 """reason why a run has ended -> its name in the last line; others stay as they are"""
-TRACE_STEPS, TRACE_SECONDS = 100, 1.0  # of an environment, to see whether it repeats them
 
 
 def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
@@ -48,7 +41,7 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     lines = [" · ".join(parts)]
     if found and layout:
         lines.append(f"observations are flattened: {layout}")
-    lines += filter(None, [note_on_inputs(net), note_on_repeats(args.env_id) if args.deterministic else ""])
+    lines += filter(None, [note_on_inputs(net)])
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     goal = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"
     if args.games_explore and "stop_return" in ends:
@@ -65,28 +58,6 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         games = f"{args.eval_episodes} greedy games, as play.py {flags} plays them"
         lines.append(f"evaluation every {args.eval_every:,} steps: {games}")
     return lines
-
-
-def note_on_repeats(env_id: str) -> str:
-    """What a deterministic run of an environment cannot repeat; "" if two equal episodes of it are equal.
-
-    Before the second one, the generators that a process shares get another seed.
-    """
-
-    def play(seed: int, steps: int = TRACE_STEPS, seconds: float = math.inf) -> list[tuple[Any, ...]]:
-        seed_global_generators(seed)
-        return trace(env_id, steps, seconds)
-
-    if is_atari(env_id):  # ALE has generators of its own, which are seeded
-        return ""
-    with suppress(Exception), global_generators_kept():  # an actor reports an error of the environment
-        first = play(0, seconds=TRACE_SECONDS)
-        if play(1, len(first)) != first:
-            if play(0, len(first)) == first:
-                where = "draws from random, np.random or torch instead of its np_random"
-                return f"{env_id} {where}: equal runs are equal, but games that a resume or restart rebuilds are not"
-            return f"{env_id} is not deterministic: equal seeds and actions gave other results, so runs will differ"
-    return ""
 
 
 def net_name(args: CommonArgs, net: Any) -> str:
@@ -117,7 +88,7 @@ def settings_parts(args: CommonArgs) -> list[str]:
     return parts
 
 
-def end_lines(run: Run, error: BaseException | None) -> Iterator[tuple[int, str]]:
+def end_lines(run: Any, error: BaseException | None) -> Iterator[tuple[int, str]]:
     """Yield (level, line) of the last lines of a run that an error ended, if one did."""
     if error is not None and run.failed and not isinstance(error, ConfigError):  # which `exit_with` prints
         yield logging.ERROR, f"error: {describe_error(error)}"

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +17,6 @@ from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.run_dir import name_of
 
-if TYPE_CHECKING:
-    from a3c_mp.run.run import Run
-
 
 class Checkpointer:
     """Saves the state of a run at intervals; with `--resume`, restores the newest one that can be read.
@@ -27,7 +24,7 @@ class Checkpointer:
     `extra` are the chapter's own parts; where the net has no optimizer, they include what trains it.
     """
 
-    def __init__(self, run: Run, optimizer: torch.optim.Optimizer | None, extra: Mapping[str, Stateful]):
+    def __init__(self, run: Any, optimizer: torch.optim.Optimizer | None, extra: Mapping[str, Stateful]):
         self.net, self.optimizer, self.extra = run.net, optimizer, dict(extra)
         self.folder, self.log, self.args, self.progress = run.folder / "checkpoints", run.log, run.args, run.progress
         self.origin: dict[str, Any] = {"algorithm": run.algorithm, "env_id": self.args.env_id}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -29,11 +29,9 @@ from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerChannel, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
+from a3c_mp.run.progress import RunState
 from a3c_mp.seeds import seed_global_generators
 from a3c_mp.wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, action_mask, make_vec_env
-
-if TYPE_CHECKING:
-    from a3c_mp.run.run import Run
 
 NUM_ENVS = 8  # games played at once
 NICENESS = 10  # actors have 5: where cores are short, training goes first
@@ -124,7 +122,7 @@ def evaluator(
 class EvaluatorProcess:
     """The evaluator's process as the learner sees it, an `evaluation.Evaluator`; the first snapshot starts it."""
 
-    def __init__(self, run: Run, make_policy: MakePolicy):
+    def __init__(self, run: RunState, make_policy: MakePolicy):
         self.run, args, net, num = run, run.args, run.progress.evals.snapshot, run.args.eval_episodes
         spec: Spec = {"returns": ((num,), torch.float64), "lengths": ((num,), torch.int64)}
         self.weights, self.results = Weights(net), Slots(spec, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import nn
@@ -17,9 +17,6 @@ from a3c_mp.config import CommonArgs
 from a3c_mp.errors import WorkerError
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.seeds import EVALUATOR, derive_seeds
-
-if TYPE_CHECKING:
-    from a3c_mp.run.run import Run
 
 LAST_RESULT_SECONDS = 60.0  # longest wait, at the end of a run, for an evaluation that is running
 
@@ -57,14 +54,13 @@ class Evaluator(Protocol):
 class Evaluations:
     """The evaluations of a run: hands out snapshots of its net, and records what comes back; a part of `Progress`.
 
-    A new one starts when it is due and the last one has ended; until then the snapshot that plays is kept. In a
-    deterministic run with `--stop-eval-return`, where a result can end the run, it counts at a reproducible step:
-    when the next evaluation is due. There the learner waits for it, and a checkpoint holds the running snapshot.
+    A new one starts when it is due and the last one has ended. In a deterministic run with `--stop-eval-return`, where
+    a result can end the run, it counts at a reproducible step: the learner waits for it.
     """
 
     SAVED = ("next_steps", "finished", "restarts", "last", "best")  # in checkpoints
 
-    run: Run
+    run: Any  # a `Run`
     snapshot: nn.Module  # of its net, on the CPU
 
     def __init__(self, args: CommonArgs):
@@ -77,10 +73,8 @@ class Evaluations:
         self.has_failed = False  # no further evaluation in this start
         self.last, self.best = dict[str, Any](), dict[str, Any]()  # results in plain values, without the single games
         self.running: int | None = None  # agent steps of the snapshot that plays
-        self._is_handed_out = False  # the running one; not yet after a resume
-        self._played: PlayedGames | None = None  # the answer, until it counts
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: Any) -> None:
         """Evaluate the net of a run, which records the results."""
         self.run, self.snapshot = run, copy.deepcopy(run.net).cpu().requires_grad_(False)
 
@@ -92,20 +86,15 @@ class Evaluations:
         """
         if self.has_failed or self.evaluator is None:
             return True
-        is_due = steps >= self.next_steps
         try:
-            self._hand_out(self.evaluator)
-            if self._played is None:
-                waits = self.in_order and is_due and self.running is not None
-                self._played = self.evaluator.wait(math.inf) if waits else self.evaluator.poll()
-                if waits and self._played is None:
-                    return False
-            if self._played is not None and (is_due or not self.in_order):
-                self._end(self._played)
-            if is_due and self.running is None and not self.is_solved:
+            if self.running is not None:
+                self._end(self.evaluator.poll())
+            if steps >= self.next_steps and self.running is None and not self.is_solved:
                 self.snapshot.load_state_dict(self.run.net.state_dict())
                 self.next_steps, self.running = self._multiple_after(steps), steps
-                self._hand_out(self.evaluator)
+                self.evaluator.start(self.snapshot)
+                if self.in_order:
+                    return self._end(self.evaluator.wait(math.inf))
         except WorkerError as error:
             if self.goal is not None:
                 raise
@@ -120,27 +109,20 @@ class Evaluations:
             return
         name = f"evaluation {self.finished + 1}"
         try:
-            self._hand_out(self.evaluator)
-            self._played = self._played or self.evaluator.poll()
-            if self._played is None:
-                self.run.log.info(f"waiting for {name}, at most {LAST_RESULT_SECONDS:.0f} s (Ctrl-C ends the wait)")
-                self._played = self.evaluator.wait(LAST_RESULT_SECONDS)
-            if self._played is not None:
-                self._end(self._played)
-            else:
+            if self._end(self.evaluator.poll()):
+                return
+            self.run.log.info(f"waiting for {name}, at most {LAST_RESULT_SECONDS:.0f} s (Ctrl-C ends the wait)")
+            if not self._end(self.evaluator.wait(LAST_RESULT_SECONDS)):
                 self.run.log.warning(f"{name} has not ended; the run ends without it")
         except WorkerError as error:
             self.run.log.warning(f"without the evaluation that was running: {error}")
 
-    def _hand_out(self, evaluator: Evaluator) -> None:
-        if self.running is not None and not self._is_handed_out:
-            evaluator.start(self.snapshot)
-            self._is_handed_out = True
-
-    def _end(self, games: PlayedGames) -> None:
-        steps = self.running
+    def _end(self, games: PlayedGames | None) -> bool:
+        """Record the games of the evaluation that was running; returns whether there are any."""
+        if games is None:
+            return False
+        steps, self.running = self.running, None
         assert steps is not None
-        self.running, self._played, self._is_handed_out = None, None, False
         is_best = self.record(steps, games)
         mean, std, length = games.figures.values()
         of = f"weights of {steps:,} steps, {len(games.returns)} games"
@@ -150,6 +132,7 @@ class Evaluations:
         figures = f"return {short_return(mean)}, std {short_return(std)}, length {length:.0f}; {of}"
         self.run.log.info(f"evaluation {self.finished}: {figures}{'; the best so far' if is_best else ''}")
         self.run.record_evaluation(steps, games, self.snapshot if is_best else None)
+        return True
 
     def record(self, steps: int, games: PlayedGames, confirmed: bool = False) -> bool:
         """Count a result. Returns whether it is the best so far: if `confirmed` in new games, or by its mean return."""
@@ -180,19 +163,15 @@ class Evaluations:
         return {"eval_count": self.finished, **own, **results}
 
     def state_dict(self) -> dict[str, Any]:
-        running = self.running if self.in_order else None  # else it is not repeated
-        saved = {name: getattr(self, name) for name in self.SAVED}
-        return {**saved, "running": running, "snapshot": None if running is None else self.snapshot.state_dict()}
+        return {name: getattr(self, name) for name in self.SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
         """Continue at this number of agent steps."""
-        for name in (*self.SAVED, "running"):
+        for name in self.SAVED:
             setattr(self, name, state[name])
         if self.every:
             soonest = self._multiple_after(steps)
             self.next_steps = min(self.next_steps or soonest, soonest)  # it may be overdue
-            if self.running is not None:
-                self.snapshot.load_state_dict(state["snapshot"])
 
     def _multiple_after(self, steps: int) -> int:
         return (steps // self.every + 1) * self.every

@@ -211,7 +211,7 @@ class Progress:
             setattr(self, name, state[name])
         self.seconds_before, self.window.episodes = state["wall_seconds"], state["episodes"]
         self.window.returns, self.counters = deque(state["returns"], WINDOW), Counter(state["counters"])
-        self.window.first = state.get("first_returns", [])  # earlier versions did not save them
+        self.window.first = state["first_returns"]
         self.evals.load_state_dict(state["evals"], self.steps)
 
     def summary(self) -> dict[str, Any]:

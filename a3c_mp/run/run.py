@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +37,6 @@ from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
 from a3c_mp.run.script import RECEIVED
 
-if TYPE_CHECKING:
-    from a3c_mp.run.evaluate import MakePolicy
-
 HOW_TO_GO_ON = {"total_steps": "--total-steps", "solved": "--stop-return or --stop-eval-return"}
 """reason after which nothing is left to do -> which setting, if raised, lets the run go on"""
 
@@ -58,7 +55,7 @@ class Run(RunState):
 
     def __init__(
         self, args: CommonArgs, algorithm: str, net: nn.Module, optimizer: torch.optim.Optimizer | None,
-        extra: Mapping[str, Stateful] | None = None, make_policy: MakePolicy | None = None,
+        extra: Mapping[str, Stateful] | None = None, make_policy: Callable[..., Any] | None = None,
     ):  # fmt: skip
         check_settings(args)
         check_limits(args, net)

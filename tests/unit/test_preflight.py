@@ -2,8 +2,6 @@
 
 import os
 import pickle
-import random
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +14,6 @@ from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes import slots
 from a3c_mp.run import acting, gpu
 from a3c_mp.run import preflight as limits
-from a3c_mp.run.banner import note_on_repeats
 from a3c_mp.run.preflight import check_limits, check_processes
 
 GIB = 2**30
@@ -90,23 +87,6 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(soft, hard, monke
         return
     check_processes(20)
     assert limit == [(hard, hard)]
-
-
-@pytest.mark.parametrize(
-    ("which", "note"), enumerate(["games that a resume or restart rebuilds are not"] * 3 + ["will differ"])
-)
-def test_an_environment_that_draws_from_elsewhere_than_its_own_generator_is_named(which, note):
-    env_id = f"envs:Careless-v0?which={which}"
-    before = random.getstate(), torch.random.get_rng_state().tolist()
-    assert re.fullmatch(rf"{re.escape(env_id)} .* {note}", note_on_repeats(env_id))
-    assert before == (random.getstate(), torch.random.get_rng_state().tolist())
-
-
-@pytest.mark.parametrize(
-    "env_id", ["CartPole-v1", "FrozenLake-v1", "envs:NanReward-v0?at=5", "envs:Masked-v0", "envs:Crash-v0"]
-)
-def test_nothing_is_said_of_one_that_repeats_itself_or_raises(env_id):
-    assert note_on_repeats(env_id) == ""
 
 
 @pytest.mark.parametrize("num_learners", [1, 2])
