@@ -186,7 +186,7 @@ def run_joined_nodes(
 def runner(
     n_parallel_workers: int, *, labels: Sequence[str | Sequence[str]] = (), listen: str | None = None,
     attach_to: str | None = None, key_file: str | Path | None = None, max_restarts: int = 5,
-    hang_seconds: float = 60.0, middleware_seconds: float = 1800.0,
+    middleware_seconds: float = 1800.0,
 ) -> Callable[..., Any]:  # fmt: skip
     """Return a function `run(main, *args)` that runs `main(node, *args)` in each of several processes.
 
@@ -199,8 +199,8 @@ def runner(
         attach_to: the address at which another runner's node 0 listens; all nodes of this runner join it.
         key_file: of the key that both need; node 0 makes it if it is missing.
         max_restarts: how often nodes that fail are replaced, all of them together.
-        hang_seconds: a node that is stopped (SIGSTOP) for so long is replaced.
-        middleware_seconds: so is one that has looked at no message for so long: the longest time of a middleware.
+        middleware_seconds: a node that has looked at no message for so long is replaced: the longest time of a
+            middleware.
 
     Raises:
         ConfigError: of `run`, if settings are wrong, no node lets this one in, or a node refuses to take part.
@@ -216,7 +216,6 @@ def runner(
     all_labels += [()] * (n_parallel_workers - len(labels))
     roles = [Role(f"node {number}", own) for number, own in enumerate(all_labels)]
     limits = {"max_restarts": max_restarts, "hang_seconds": middleware_seconds, "hang_setting": "middleware_seconds"}
-    limits["stopped_seconds"] = hang_seconds
     key = None if key_file is None else Path(key_file)
 
     def run(main: Callable[..., Any], *args: Any) -> Any:

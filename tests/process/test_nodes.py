@@ -4,7 +4,6 @@ As a script, `test_nodes.py NAME` runs the function NAME on three nodes, and `te
 listens there.
 """
 
-import ctypes
 import multiprocessing
 import os
 import random
@@ -28,7 +27,7 @@ from a3c_mp.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("forked")
 
-HANG_SECONDS, STOPPED_SECONDS = 2.0, 1.0
+HANG_SECONDS = 2.0
 SCRIPT = "tests/process/test_nodes.py"
 
 
@@ -285,32 +284,6 @@ def test_nodes_that_raise_or_hang_are_named_and_replaced_and_those_that_wait_are
         ("2", "sent no heartbeat for 2 s and was killed (middleware_seconds)", "2"),
     ]
     assert out.count("ArithmeticError: the node caught fire") == 1
-
-
-def compute(node):
-    """Node 1 holds the interpreter's lock for longer than the limit of stopped nodes; the first node 2 is stopped."""
-
-    def step(ctx):
-        if node.name == "node.0":
-            assert {node.wait_for("here", 60).sender for _ in range(2)} == {"node.1", "node.2"}
-            ctx.finish = True
-            return
-        if node.name == "node.1":
-            ctypes.PyDLL(None).usleep(int((STOPPED_SECONDS + 1.5) * 1e6))
-        elif first_time("stopped"):
-            os.kill(os.getpid(), signal.SIGSTOP)
-        node.send("here")
-        wait_for_the_end(node)(ctx)
-
-    with Task(router=node) as task:
-        task.use(step).run()
-
-
-def test_nodes_that_compute_are_left_alone_and_those_that_are_stopped_are_replaced(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    runner(3, hang_seconds=STOPPED_SECONDS)(compute)
-    [line] = re.findall(r".*restart \d of \d", capfd.readouterr().out)
-    assert re.fullmatch(r"node 2 \(pid \d+\) was stopped for 1 s and was killed \(hang_seconds\); restart 1 of 5", line)
 
 
 # ---- bad settings
