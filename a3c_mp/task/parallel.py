@@ -6,7 +6,6 @@ replaces it; with node 0 all of them end.
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from a3c_mp.errors import A3CError, ConfigError, WorkerError
+from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import DONE, run_supervised, start_child
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
@@ -191,7 +190,8 @@ def runner(
     """Return a function `run(main, *args)` that runs `main(node, *args)` in each of several processes.
 
     This process is one of them, node 0 or the first that joins; its result is that of `run`. Node 0 begins once all
-    others that it has started are connected.
+    others that it has started are connected. The others import `main`: a script calls `run` below
+    `if __name__ == "__main__"`.
 
     Args:
         labels: of each node, besides "node.0", ...: a label, or several.
@@ -204,8 +204,7 @@ def runner(
 
     Raises:
         ConfigError: of `run`, if settings are wrong, no node lets this one in, or a node refuses to take part.
-        WorkerError: of `run`, if the restart budget is spent, or the node 0 that this one has joined is killed. A
-            script that handles neither ends with one line, exit code 2 or 1.
+        WorkerError: of `run`, if the restart budget is spent, or the node 0 that this one has joined is killed.
     """
     if n_parallel_workers < 1 or len(labels) > n_parallel_workers:
         why = f"there is at least one node, and one for each of {len(labels)} lists of labels"
@@ -221,40 +220,18 @@ def runner(
     def run(main: Callable[..., Any], *args: Any) -> Any:
         joined, others = set[str](), set(map(node_name, range(1, n_parallel_workers)))
         others_run = _run_main, (main, *args)
-        try:
-            if others:
-                _check_importable(main)
-            if attach_to is not None:
-                first = Endpoint(dials=attach_to, labels=roles[0].labels, key_file=key)
-                with Spoke(first) as router, join_nodes(*others_run, roles[1:], router, print, limits) as node:
-                    return main(node, *args)
-            own: dict[str, Any] = {"key_file": key, "greeting": {"run": token_hex(8)}, "max_waiting": MAX_WAITING}
-            with start_nodes(*others_run, roles, limits=limits, listen=listen, **own) as node:
-                node.handle(JOINED, joined.add)
-                while not (others <= joined or node.finishing):
-                    node.wait()
+        if attach_to is not None:
+            first = Endpoint(dials=attach_to, labels=roles[0].labels, key_file=key)
+            with Spoke(first) as router, join_nodes(*others_run, roles[1:], router, print, limits) as node:
                 return main(node, *args)
-        except A3CError:
-            if sys.excepthook is sys.__excepthook__:  # else another library shows errors
-                sys.excepthook = _print_error
-            raise
+        own: dict[str, Any] = {"key_file": key, "greeting": {"run": token_hex(8)}, "max_waiting": MAX_WAITING}
+        with start_nodes(*others_run, roles, limits=limits, listen=listen, **own) as node:
+            node.handle(JOINED, joined.add)
+            while not (others <= joined or node.finishing):
+                node.wait()
+            return main(node, *args)
 
     return run
-
-
-def _check_importable(main: Callable[..., Any]) -> None:
-    """Raise ConfigError for a function that other processes cannot import, or not without starting nodes themselves."""
-    name, script = getattr(main, "__qualname__", ""), getattr(sys.modules["__main__"], "__file__", None)
-    why = fix = ""
-    if "<" in name:
-        why, fix = "other processes cannot import a function inside of another one", "define it in a module or script"
-    elif getattr(main, "__module__", "") == "__main__" and (script is None or not Path(script).is_file()):
-        why, fix = "other processes import it, and it stands in no file", "write a script"
-    elif getattr(main, "__module__", "") == "__main__" and b"__name__" not in Path(script or "").read_bytes():
-        why = f"other processes import it from {script}, which would start nodes again"
-        fix = 'call runner below `if __name__ == "__main__":`'
-    if why:
-        raise ConfigError("main", name, why, fix)
 
 
 def _run_main(node: Node, main: Callable[..., Any], *args: Any) -> None:
@@ -264,12 +241,3 @@ def _run_main(node: Node, main: Callable[..., Any], *args: Any) -> None:
         main(node, *args)
     except ConfigError as error:
         node.refuse(error)
-
-
-def _print_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """As `sys.excepthook` of a script: one line for an error whose reason is known, and its exit code."""
-    if not isinstance(error, A3CError):
-        sys.__excepthook__(kind, error, trace)
-        return
-    print(f"error: {error}", file=sys.stderr)
-    raise SystemExit(2 if isinstance(error, ConfigError) else 1)
