@@ -213,7 +213,7 @@ def runner(
         raise ConfigError("attach-to", attach_to, "a node that joins does not listen", "leave listen out")
     all_labels = [(own,) if isinstance(own, str) else tuple(own) for own in labels]
     all_labels += [()] * (n_parallel_workers - len(labels))
-    roles = [Role(f"node {number}", own) for number, own in enumerate(all_labels)]
+    roles = [Role(f"node {number}", own, needs_result=True) for number, own in enumerate(all_labels)]
     limits = {"max_restarts": max_restarts, "hang_seconds": middleware_seconds, "hang_setting": "middleware_seconds"}
     key = None if key_file is None else Path(key_file)
 
@@ -237,6 +237,7 @@ def runner(
 def _run_main(node: Node, main: Callable[..., Any], *args: Any) -> None:
     """Run `main` in a node besides the first one of its machine."""
     node.report(REPORT_NAME, node.name.replace(".", " "))  # that of one that joins is not known before
+    node.report(REPORT_RESULT)  # its process can be started
     try:
         main(node, *args)
     except ConfigError as error:

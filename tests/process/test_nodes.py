@@ -188,7 +188,7 @@ class Late:
 def come_late():
     if multiprocessing.current_process().name == "node-2":
         if first_time("died"):
-            os._exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
         deadline = time.monotonic() + 1
         while not Path("main").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -205,6 +205,18 @@ def stay(node, late):
 def test_node_0_begins_once_all_are_connected_though_one_dies_and_one_is_late(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert runner(3)(stay, Late()) == ["node.1", "node.2"]
+
+
+class Broken:
+    """Ends the process that unpickles it, as the import of a script without `if __name__ == "__main__"` does."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+def test_a_node_that_cannot_be_started_is_not_started_again():
+    with pytest.raises(WorkerError, match=r"^node 1 \(pid \d+\) ended with exit code 1 before its first result"):
+        runner(2)(stay, Broken())
 
 
 # ---- nodes that attach
