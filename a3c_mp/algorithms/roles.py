@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from a3c_mp.algorithms.actor_critic import spec_of_rollouts
 from a3c_mp.algorithms.node_evaluator import FROM_EVALUATORS, EvaluatorChannel, InlineEvaluator, NodeEvaluator
-from a3c_mp.algorithms.task_settings import RoleArgs, check_message_sizes, check_roles
+from a3c_mp.algorithms.task_settings import RoleArgs, check_roles
 from a3c_mp.data.actor import Fill, Memory, OneSlot, SentStates
 from a3c_mp.data.rollout import empty_rollout
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
@@ -45,13 +45,12 @@ def run_task(
     """Run the nodes of a task, or join one that runs (`--attach-to`); return the exit code.
 
     Every node runs `pipeline(node, args, memory, learner)`; only node 0 has a learner. Raises ConfigError if settings
-    contradict each other, an address cannot be bound, or a message would be too large.
+    contradict each other, or an address cannot be bound.
     """
     args = check_roles(args)
     if args.attach_to is not None:
         return join_task(pipeline, args)
     made = setup(args)
-    check_message_sizes(args, made.net, made.slots.spec)
     parts = made.net, made.optimizer, made.saved
     with Run(args, args.chapter, *parts) as run, ExitStack() as stack:
         learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())

@@ -1,22 +1,17 @@
-"""Settings of chapter 5 and their checks: roles, addresses, keys, and the sizes of messages."""
+"""Settings of chapter 5 and their checks: roles, addresses and keys."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from torch import nn
-
 from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.config import Between
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.slots import Spec
 from a3c_mp.task.endpoint import Endpoint
 from a3c_mp.task.router import Hub
-from a3c_mp.task.wire import MAX_TENSOR
 
 
 @dataclass(frozen=True)
@@ -85,20 +80,3 @@ def check_roles(args: RoleArgs) -> RoleArgs:
         Endpoint(dials=args.attach_to, key_file=args.key_file).load_key()
     # Collectors fill one slot while the learner has the other.
     return dataclasses.replace(args, slots_per_actor=max(args.slots_per_actor, 2)) if args.async_mode else args
-
-
-def check_message_sizes(args: RoleArgs, net: nn.Module, spec: Spec) -> None:
-    """Raise ConfigError if a rollout of fields `spec`, or the weights, are too large for a message."""
-    weights, another = net.state_dict(), "choose another, or use --standalone"
-    sizes = []
-    if args.listen is not None:  # rollouts and all weights in one piece are sent to and from other machines only
-        for name, (shape, dtype) in spec.items():
-            size = math.prod(shape) * dtype.itemsize
-            sizes.append(("num-envs", f"field {name} of a rollout", size, "lower it or --unroll-length"))
-        sizes.append(("env-id", "the weights", sum(value.nbytes for value in weights.values()), another))
-    if args.eval_every and not args.standalone:  # snapshots for the evaluator, to any node
-        sizes += [("env-id", f"the weight {name}", value.nbytes, another) for name, value in weights.items()]
-    for setting, what, size, fix in sizes:
-        if size > MAX_TENSOR:
-            why = f"{what} would have {size:,} bytes, a message between nodes can have {MAX_TENSOR:,}"
-            raise ConfigError(setting, getattr(args, setting.replace("-", "_")), why, fix)

@@ -6,7 +6,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any
 from a3c_mp.cluster.node import ClusterAddress, Node, environment, foreign, labels
 from a3c_mp.cluster.placement import ClusterState, Resources
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.private_files import check_private, read_private
 from a3c_mp.processes.program import MUST_AGREE, differences
 
 HOME_VARIABLE, ADDRESSES = "A3C_MP_HOME", "ray_cluster.json"
@@ -56,36 +56,12 @@ def home() -> Path:
     return check_private("folder", folder, fix)
 
 
-def check_private(name: str, path: Path, fix: str) -> Path:
-    """Return the path of what only its owner may use. Raises ConfigError if others may."""
-    if path.stat().st_mode & 0o077:
-        raise ConfigError(name, path, "other users may use it", f"chmod go= {path}, or {fix}")
-    return path
-
-
-def write_private(path: Path, text: str, replace: bool) -> None:
-    """Write a whole file that only its owner may read; one that is there stays, unless it is to be replaced."""
-    descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # mode 0600
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        with suppress(FileExistsError):
-            (os.replace if replace else os.link)(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
 def find_token(path: Path | None, make: bool = False) -> Path:
     """Return the file of a cluster's token. Raises ConfigError if it is missing, or others may use it."""
     path = path or home() / "ray_token"
-    try:
-        if make and not path.exists():
-            write_private(path, secrets.token_hex(32), replace=False)
-        path.read_text()
-    except OSError as error:
-        what, fix = ("made", "choose another") if make else ("read", "copy it from the machine of the cluster's head")
-        raise ConfigError("token-file", path, f"it cannot be {what} ({error.strerror})", fix) from error
-    return check_private("token-file", path, "make a new one").absolute()
+    make_token = partial(secrets.token_hex, 32) if make else None
+    read_private("token-file", path, "copy it from the machine of the cluster's head", make_token)
+    return path.absolute()
 
 
 def save_address(cluster: ClusterAddress, node: Node) -> ClusterAddress:
@@ -97,7 +73,8 @@ def save_address(cluster: ClusterAddress, node: Node) -> ClusterAddress:
         return saved
     content = {**_addresses(), socket.gethostname(): [str(node.folder), *cluster]}
     try:
-        write_private(home() / ADDRESSES, json.dumps(content), replace=True)
+        (new := home() / f"{ADDRESSES}.{os.getpid()}").write_text(json.dumps(content))
+        new.replace(home() / ADDRESSES)
     except OSError as error:
         fix = f"make room, or choose another with the environment variable {HOME_VARIABLE}"
         raise ConfigError("folder", home(), f"it cannot be written ({error.strerror})", fix) from error

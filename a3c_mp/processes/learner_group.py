@@ -1,7 +1,5 @@
 """Collective operations among learners, on torch.distributed: gloo on the CPU, NCCL on GPUs."""
 
-from __future__ import annotations
-
 import array
 import errno
 import fcntl

@@ -4,8 +4,6 @@ Learner 0 is the process that the user started. It spawns the others, which hold
 does. They connect through a file, and communicate over the loopback interface only.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -4,7 +4,6 @@ A supervised process has a pipe for messages, tuples that start with their kind:
 the supervisor, all others for its owner.
 """
 
-import math
 import os
 import pickle
 import signal
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -50,7 +48,6 @@ class Child:
     pipe: Any = None
     beats: int = 0  # heartbeats, when last looked at
     silence: float = 0.0  # seconds since the last heartbeat
-    stopped: float = 0.0  # of these, seconds since it was stopped by a signal, if it still is
     max_silence: float = 0.0
     has_result: bool = False  # the current process has produced something
     had_result: bool = False  # this one or an earlier one has
@@ -93,7 +90,6 @@ class Supervisor:
         beats: int64 [children] in shared memory, heartbeats; each process counts up its own.
         max_restarts: budget for all children of the same flag together.
         hang_seconds: a process whose heartbeats stop for so long is killed and restarted.
-        stopped_seconds: so is one that is stopped (SIGSTOP) for so long, where heartbeats are rarer than that.
         hang_setting: the name of `hang_seconds` for the user.
         on_message, on_restart: called with (number of the child, message), and with (number, text) before a restart.
     """
@@ -101,13 +97,12 @@ class Supervisor:
     def __init__(
         self, children: Sequence[Child], beats: Tensor, *, max_restarts: int, hang_seconds: float,
         on_message: Callable[[int, tuple], None], on_restart: Callable[[int, str], None],
-        stopped_seconds: float = math.inf, hang_setting: str = "--hang-seconds",
+        hang_setting: str = "--hang-seconds",
     ):  # fmt: skip
         for number, child in enumerate(children):
             child.number = number
         self.children, self._beats, self.max_restarts, self.hang_seconds = children, beats, max_restarts, hang_seconds
-        self.on_message, self.on_restart = on_message, on_restart
-        self.stopped_seconds, self.hang_setting = stopped_seconds, hang_setting
+        self.on_message, self.on_restart, self.hang_setting = on_message, on_restart, hang_setting
         self._restarts: Counter[str] = Counter()  # by flag
         self._checked = time.monotonic()  # when heartbeats were last looked at
 
@@ -171,7 +166,7 @@ class Supervisor:
 
     def _await_first_beat(self, child: Child) -> None:
         """Allow a child the time of a start until its next heartbeat."""
-        child.beats, child.silence, child.stopped = int(self._beats[child.number]), 0.0, 0.0
+        child.beats, child.silence = int(self._beats[child.number]), 0.0
         child.max_silence = max(start_seconds(len(self.children)), self.hang_seconds)
 
     def _receive(self, child: Child) -> None:
@@ -223,18 +218,14 @@ class Supervisor:
                 self._check_end(child)
             else:
                 child.silence += passed
-                is_still = self.stopped_seconds < math.inf and is_stopped(child.process.pid)
-                child.stopped = child.stopped + passed if is_still else 0.0
-                if child.silence > child.max_silence or child.stopped > self.stopped_seconds:
+                if child.silence > child.max_silence:
                     self._replace_hanging(child)
 
     def _replace_hanging(self, child: Child) -> None:
         child.process.kill()
         child.process.join()
         how = f"sent no heartbeat for {child.max_silence:.0f} s and was killed ({self.hang_setting})"
-        if child.stopped > self.stopped_seconds:
-            how = f"was stopped for {self.stopped_seconds:.0f} s and was killed (hang_seconds)"
-        elif child.max_silence > self.hang_seconds:  # none since its start, or since an environment is made
+        if child.max_silence > self.hang_seconds:  # none since its start, or since an environment is made
             how = f"took longer than {child.max_silence:.0f} s to start or to make an environment and was killed"
             how += f" (raise {self.hang_setting})"
         self._restart(child, how)
@@ -266,13 +257,6 @@ def await_end(processes: Iterable[Any], seconds: float, kill: bool = True) -> No
     for process in alive if kill else ():
         process.kill()
         process.join()
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by a signal or a debugger."""
-    with suppress(OSError):  # it has ended
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] in ("T", "t")
-    return False
 
 
 def how_ended(exit_code: int) -> str:

@@ -6,8 +6,6 @@ with one writer and one reader is a pipe and needs no lock, so a worker that is 
 Each message stays below 4 KiB, which a pipe takes as one atomic write.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import connection
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -58,7 +56,7 @@ class Workers:
             on_message=self._receive, on_restart=self._forget,
         )  # fmt: skip
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
         self.supervisor.start()
         return self
 

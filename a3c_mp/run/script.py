@@ -65,7 +65,7 @@ def _importable(main: Callable[[], int]) -> Callable[[], int]:
     The module `__main__` is then the profiler's.
     """
     function: Any = getattr(main, "train", main)  # of a `Chapter`
-    if function.__module__ != "__main__" or getattr(sys.modules["__main__"], function.__name__, None) is function:
+    if function.__module__ != "__main__" or function.__globals__ is vars(sys.modules["__main__"]):
         return main
     return importlib.import_module(Path(function.__code__.co_filename).stem).main
 

@@ -1,18 +1,16 @@
 """Settings of a node: its number, the addresses it binds or dials, and the key file of a task on TCP."""
 
 import itertools
-import os
 import re
-import stat
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import zmq
 
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.private_files import read_private
 from a3c_mp.processes.program import describe_program
 from a3c_mp.processes.spawn import root_for_sockets, temporary_folder
 
@@ -64,7 +62,7 @@ class Endpoint:
             check_tcp(flag, address)
             if self.key_file is None:
                 raise ConfigError(flag, address, "TCP needs a key", "add --key-file FILE, the same one at every node")
-            key = read_key(self.key_file) if self.dials else make_key(self.key_file)
+            key = read_key(self.key_file, make=not self.dials)
         return key
 
 
@@ -98,29 +96,10 @@ def check_tcp(flag: str, address: str) -> tuple[str, int]:
     return found[1].strip("[]"), int(found[2])
 
 
-def make_key(path: Path) -> KeyPair:
-    """Read the key file; create it, with mode 0600, where there is none. Raises ConfigError."""
+def read_key(path: Path, make: bool = False) -> KeyPair:
+    """Read the key pair of a key file; `make` it where there is none. Raises ConfigError as `read_private`."""
+    secret = read_private(FLAG, path, COPY_IT, (lambda: zmq.curve_keypair()[1].decode() + "\n") if make else None)
     try:
-        with open(path, "xb", opener=partial(os.open, mode=0o600)) as file:
-            file.write(zmq.curve_keypair()[1] + b"\n")
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise ConfigError(FLAG, path, f"cannot be created ({error.strerror})", "choose another file") from error
-    return read_key(path)
-
-
-def read_key(path: Path) -> KeyPair:
-    """Read the key pair of a key file. Raises ConfigError if it is missing, malformed or readable by other users."""
-    try:
-        mode = path.stat().st_mode
-        text = path.read_bytes().strip() if stat.S_ISREG(mode) else b""  # a pipe without a writer would block
-    except OSError as error:
-        what = "there is no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise ConfigError(FLAG, path, what, COPY_IT) from error
-    if stat.S_ISREG(mode) and mode & 0o077:
-        raise ConfigError(FLAG, path, f"other users can access it (mode {stat.S_IMODE(mode):04o})", "chmod 600 it")
-    try:
-        return KeyPair(zmq.curve_public(text), text)
+        return KeyPair(zmq.curve_public(secret), secret)
     except (zmq.ZMQError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(FLAG, path, "holds no CURVE key of 40 characters", COPY_IT) from error

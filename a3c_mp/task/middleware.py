@@ -1,7 +1,5 @@
 """Contexts, which the middleware of an iteration share, and middleware itself: named, timed, suspended at its yield."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -63,7 +61,7 @@ class Context:
         """Carry attributes over to all later iterations, whether they are set yet or not."""
         self._kept.update(names)
 
-    def renew(self) -> Context:
+    def renew(self) -> "Context":
         """Return the context of the next iteration: kept attributes, and no others."""
         new = Context(self.total_step + 1)
         new.__dict__.update(_kept=self._kept, _lost=self._lost)

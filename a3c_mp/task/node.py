@@ -4,12 +4,10 @@ import math
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
-
-import torch
 
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import Closing
@@ -25,55 +23,7 @@ something; (what, value, why, fix) of a ConfigError"""
 ALL_RUNS = 2**31  # number of the run that ends with the program
 GONE_SECONDS = 5.0  # a node that has joined ends when node 0's machine has refused connections for so long
 PROBE_SECONDS = 1.0  # between two attempts to find out why node 0 does not answer, and the longest of them
-PENDING = 1000  # most messages in a mailbox
-PENDING_BYTES = 256 * 2**20  # of their tensors and texts; a message with more waits only while no other one does
-
-
-class Mailbox:
-    """Events that have arrived and have no handler, in order of arrival, of limited number and size.
-
-    Where there are too many, the oldest of the event that takes most of the room are dropped: it displaces no other.
-    """
-
-    def __init__(self) -> None:
-        self._messages: dict[str, deque[Message]] = {}
-        self._bytes: Counter[str] = Counter()
-
-    def add(self, message: Message) -> str | None:
-        """Add a message; returns the event of which others were dropped for it."""
-        self._messages.setdefault(message.event, deque()).append(message)
-        self._bytes[message.event] += size_of(message.args)
-        dropped = None
-        while (number := sum(map(len, self._messages.values()))) > 1:
-            if number > PENDING:
-                dropped = max(self._messages, key=lambda event: len(self._messages[event]))
-            elif self._bytes.total() > PENDING_BYTES:
-                dropped = max(self._messages, key=lambda event: self._bytes[event])
-            else:
-                break
-            self.take(dropped)
-        return dropped
-
-    def take(self, event: str) -> Message | None:
-        """Remove and return the oldest message of an event; None if there is none."""
-        if event not in self._messages:
-            return None
-        message = self._messages[event].popleft()
-        self._bytes[event] -= size_of(message.args)
-        if not self._messages[event]:
-            del self._messages[event], self._bytes[event]
-        return message
-
-
-def size_of(value: Any) -> int:
-    """Bytes of the tensors and texts in a value that has arrived."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(size_of, value)) + sum(map(size_of, value.values()))
-    if isinstance(value, list):
-        return sum(map(size_of, value))
-    return len(value) if isinstance(value, str) else 8
+PENDING = 1000  # most messages of an event without a handler that wait
 
 
 class Node(Closing):
@@ -95,7 +45,7 @@ class Node(Closing):
         self._run, self._ended_run = 0, 0  # numbers of runs, from 1: this node's, and the last one that others ended
         self._handlers: dict[str, list[tuple[Callable[..., None], Sequence[type] | None]]] = {}
         self._arrived: deque[Message] = deque()  # to be handled
-        self._mailbox = Mailbox()
+        self._waiting: dict[str, deque[Message]] = defaultdict(lambda: deque(maxlen=PENDING))  # no handler yet
         self._lock = threading.RLock()
         self.handle(FINISH, self._on_finish, [int])
 
@@ -125,8 +75,8 @@ class Node(Closing):
         """
         with self._lock:
             self._handlers.setdefault(event, []).append((handler, types))
-            while (message := self._mailbox.take(event)) is not None:
-                self._call_handlers(message)
+            while self._waiting[event]:
+                self._call_handlers(self._waiting[event].popleft())
 
     def look(self) -> bool:
         """Read and handle the messages that have arrived; returns whether there were any."""
@@ -138,8 +88,10 @@ class Node(Closing):
                 message = self._arrived.popleft()
                 if message.event in self._handlers:
                     self._call_handlers(message)
-                elif message.event not in (JOINED, LEFT) and (dropped := self._mailbox.add(message)) is not None:
-                    self.log.warning("too many events without a handler; the oldest are dropped", dropped)
+                elif message.event not in (JOINED, LEFT):
+                    if len(self._waiting[message.event]) == PENDING:
+                        self.log.warning("too many events without a handler; the oldest are dropped", message.event)
+                    self._waiting[message.event].append(message)
         return bool(arrived)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
@@ -157,7 +109,7 @@ class Node(Closing):
         deadline = time.monotonic() + seconds
         while True:
             with self._lock:
-                message = self._mailbox.take(event)
+                message = self._waiting[event].popleft() if self._waiting[event] else None
             if message is not None or self.finishing:
                 return message
             if (left := deadline - time.monotonic()) <= 0:

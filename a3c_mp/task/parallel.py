@@ -6,7 +6,6 @@ replaces it; with node 0 all of them end.
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from a3c_mp.errors import A3CError, ConfigError, WorkerError
+from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import DONE, run_supervised, start_child
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
@@ -186,12 +185,13 @@ def run_joined_nodes(
 def runner(
     n_parallel_workers: int, *, labels: Sequence[str | Sequence[str]] = (), listen: str | None = None,
     attach_to: str | None = None, key_file: str | Path | None = None, max_restarts: int = 5,
-    hang_seconds: float = 60.0, middleware_seconds: float = 1800.0,
+    middleware_seconds: float = 1800.0,
 ) -> Callable[..., Any]:  # fmt: skip
     """Return a function `run(main, *args)` that runs `main(node, *args)` in each of several processes.
 
     This process is one of them, node 0 or the first that joins; its result is that of `run`. Node 0 begins once all
-    others that it has started are connected.
+    others that it has started are connected. The others import `main`: a script calls `run` below
+    `if __name__ == "__main__"`.
 
     Args:
         labels: of each node, besides "node.0", ...: a label, or several.
@@ -199,13 +199,12 @@ def runner(
         attach_to: the address at which another runner's node 0 listens; all nodes of this runner join it.
         key_file: of the key that both need; node 0 makes it if it is missing.
         max_restarts: how often nodes that fail are replaced, all of them together.
-        hang_seconds: a node that is stopped (SIGSTOP) for so long is replaced.
-        middleware_seconds: so is one that has looked at no message for so long: the longest time of a middleware.
+        middleware_seconds: a node that has looked at no message for so long is replaced: the longest time of a
+            middleware.
 
     Raises:
         ConfigError: of `run`, if settings are wrong, no node lets this one in, or a node refuses to take part.
-        WorkerError: of `run`, if the restart budget is spent, or the node 0 that this one has joined is killed. A
-            script that handles neither ends with one line, exit code 2 or 1.
+        WorkerError: of `run`, if the restart budget is spent, or the node 0 that this one has joined is killed.
     """
     if n_parallel_workers < 1 or len(labels) > n_parallel_workers:
         why = f"there is at least one node, and one for each of {len(labels)} lists of labels"
@@ -214,63 +213,32 @@ def runner(
         raise ConfigError("attach-to", attach_to, "a node that joins does not listen", "leave listen out")
     all_labels = [(own,) if isinstance(own, str) else tuple(own) for own in labels]
     all_labels += [()] * (n_parallel_workers - len(labels))
-    roles = [Role(f"node {number}", own) for number, own in enumerate(all_labels)]
+    roles = [Role(f"node {number}", own, needs_result=True) for number, own in enumerate(all_labels)]
     limits = {"max_restarts": max_restarts, "hang_seconds": middleware_seconds, "hang_setting": "middleware_seconds"}
-    limits["stopped_seconds"] = hang_seconds
     key = None if key_file is None else Path(key_file)
 
     def run(main: Callable[..., Any], *args: Any) -> Any:
         joined, others = set[str](), set(map(node_name, range(1, n_parallel_workers)))
         others_run = _run_main, (main, *args)
-        try:
-            if others:
-                _check_importable(main)
-            if attach_to is not None:
-                first = Endpoint(dials=attach_to, labels=roles[0].labels, key_file=key)
-                with Spoke(first) as router, join_nodes(*others_run, roles[1:], router, print, limits) as node:
-                    return main(node, *args)
-            own: dict[str, Any] = {"key_file": key, "greeting": {"run": token_hex(8)}, "max_waiting": MAX_WAITING}
-            with start_nodes(*others_run, roles, limits=limits, listen=listen, **own) as node:
-                node.handle(JOINED, joined.add)
-                while not (others <= joined or node.finishing):
-                    node.wait()
+        if attach_to is not None:
+            first = Endpoint(dials=attach_to, labels=roles[0].labels, key_file=key)
+            with Spoke(first) as router, join_nodes(*others_run, roles[1:], router, print, limits) as node:
                 return main(node, *args)
-        except A3CError:
-            if sys.excepthook is sys.__excepthook__:  # else another library shows errors
-                sys.excepthook = _print_error
-            raise
+        own: dict[str, Any] = {"key_file": key, "greeting": {"run": token_hex(8)}, "max_waiting": MAX_WAITING}
+        with start_nodes(*others_run, roles, limits=limits, listen=listen, **own) as node:
+            node.handle(JOINED, joined.add)
+            while not (others <= joined or node.finishing):
+                node.wait()
+            return main(node, *args)
 
     return run
-
-
-def _check_importable(main: Callable[..., Any]) -> None:
-    """Raise ConfigError for a function that other processes cannot import, or not without starting nodes themselves."""
-    name, script = getattr(main, "__qualname__", ""), getattr(sys.modules["__main__"], "__file__", None)
-    why = fix = ""
-    if "<" in name:
-        why, fix = "other processes cannot import a function inside of another one", "define it in a module or script"
-    elif getattr(main, "__module__", "") == "__main__" and (script is None or not Path(script).is_file()):
-        why, fix = "other processes import it, and it stands in no file", "write a script"
-    elif getattr(main, "__module__", "") == "__main__" and b"__name__" not in Path(script or "").read_bytes():
-        why = f"other processes import it from {script}, which would start nodes again"
-        fix = 'call runner below `if __name__ == "__main__":`'
-    if why:
-        raise ConfigError("main", name, why, fix)
 
 
 def _run_main(node: Node, main: Callable[..., Any], *args: Any) -> None:
     """Run `main` in a node besides the first one of its machine."""
     node.report(REPORT_NAME, node.name.replace(".", " "))  # that of one that joins is not known before
+    node.report(REPORT_RESULT)  # its process can be started
     try:
         main(node, *args)
     except ConfigError as error:
         node.refuse(error)
-
-
-def _print_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """As `sys.excepthook` of a script: one line for an error whose reason is known, and its exit code."""
-    if not isinstance(error, A3CError):
-        sys.__excepthook__(kind, error, trace)
-        return
-    print(f"error: {error}", file=sys.stderr)
-    raise SystemExit(2 if isinstance(error, ConfigError) else 1)

@@ -4,14 +4,12 @@ Middleware is any callable of a context. A generator function has two halves: th
 way forward, the rest on the way back, as in a context manager.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Self
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.task.endpoint import Endpoint, node_name
@@ -47,13 +45,13 @@ class Task:
         self.router.handle(FINISH, lambda sender, run: self._see_end())
         self.router.handle(JOINED, lambda sender: self._shared.update(dict.fromkeys(self._shared, b"")))
 
-    def __enter__(self) -> Task:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def use(self, fn: Middleware, *, filter_labels: Sequence[str] | None = None, name: str | None = None) -> Task:
+    def use(self, fn: Middleware, *, filter_labels: Sequence[str] | None = None, name: str | None = None) -> Self:
         """Append a middleware; its name is by default that of the function that made it.
 
         With `filter_labels`, patterns as of file names, it is used only on nodes with a label that one of them matches.

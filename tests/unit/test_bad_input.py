@@ -18,23 +18,12 @@ import pytest
 import torch
 from envs import Env
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from harness import (
-    ALL_CHAPTERS,
-    APEX_DDPG,
-    APEX_DQN,
-    CONTINUOUS,
-    EVERY_ONE_OF_ALL,
-    IMPALA,
-    POPULATION_PPO,
-    RAY_DQN,
-    TASK,
-)
+from harness import ALL_CHAPTERS, APEX_DDPG, APEX_DQN, CONTINUOUS, EVERY_ONE_OF_ALL, IMPALA, POPULATION_PPO, RAY_DQN
 
 import play
 import plot
 import train_a3c_data
 import train_apex
-import train_task
 from a3c_mp.api import policy
 from a3c_mp.cli.parser import plain_type
 from a3c_mp.config import bounds_of, check_ranges, flag_name
@@ -201,7 +190,6 @@ task | --remote-actors 8 | remote-actors=8: no node can join; add --listen
 task | --async-mode | async-mode=True: nodes run beside each other anyway; add --stand
 task | --async-mode --standalone --deterministic | async-mode=True: threads have no fixed order; leave --deterministic
 task | LISTENING --deterministic | listen=tcp://127.0.0.1:0: who joins, and when, has no fixed order; leave --determini
-task | LISTENING --num-envs 4096 --unroll-length 2048 | num-envs=4096: field obs of a rollout would have 134,283,264 by
 population_dqn | --population 3 --tournament-size 4 | tournament-size=4: there are 3 members; lower it, or raise --popul
 population_dqn | --genes learning-rate=1e-1:1e-5 | genes=learning_rate=0.1 to 1e-05: both ends must be finite and 1e-12
 population_dqn | --genes gamma=0.9:1 | genes=gamma=0.9:1: both ends must be below 1
@@ -235,13 +223,6 @@ def test_what_does_not_go_together(chapter, bad, message, refused):
     bad = bad.replace("LISTENING", LISTENING).replace("ATTACHED", ATTACHED).replace("HUGE", HUGE).replace("PONG", PONG)
     small = ["--env-id", chapter.env_id]  # nets for Pong take a second to make
     assert message in refused(chapter.module.main, [*flags_of(chapter), *small, *bad.split()])
-
-
-def test_weights_too_large_for_a_message_are_refused(refused, monkeypatch):
-    monkeypatch.setattr("a3c_mp.algorithms.task_settings.MAX_TENSOR", 16_000)
-    line = refused(train_task.main, ["--env-id", TASK.env_id, *LISTENING.split()])
-    assert line.startswith(f"error: env-id={TASK.env_id}: the weights would have ")
-    assert line.endswith("can have 16,000; choose another, or use --standalone\n")
 
 
 # ---- environments of the user's own

@@ -22,7 +22,7 @@ from a3c_mp.processes.program import differences
 from a3c_mp.task import limits as limits_module
 from a3c_mp.task import router as router_module
 from a3c_mp.task import sockets as sockets_module
-from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, make_key
+from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, read_key
 from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.sockets import RateLimitedLog
 from a3c_mp.task.wire import JOINED, LEFT, encode
@@ -198,7 +198,7 @@ def test_which_versions_must_agree(change, fatal, harmless):
 def test_where_no_node_listens_the_attempt_ends(tmp_path, folder, monkeypatch):
     for name in ("WELCOME_SECONDS", "LOCAL_WELCOME_SECONDS"):
         monkeypatch.setattr(router_module, name, 0.1)
-    make_key(tmp_path / "key")
+    read_key(tmp_path / "key", make=True)
     remote = Endpoint(dials=f"tcp://127.0.0.1:{free_port()}", key_file=tmp_path / "key")
     for end in (remote, local_endpoints(folder, [(), ()], None)[1]):
         with pytest.raises(ConfigError, match=rf"^attach-to={end.dials}: no node lets this one in within 0.1 s; start"):

@@ -6,7 +6,6 @@ import math
 import socket
 import threading
 import time
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -32,7 +31,7 @@ from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.exchange import NodeChannel, NodePool
 from a3c_mp.task.node import ALL_RUNS, PENDING, REPORT_REFUSAL, FirstNode, JoinedNode, Node
 from a3c_mp.task.parallel import Role, run_joined_nodes
-from a3c_mp.task.wire import FINISH, Message
+from a3c_mp.task.wire import FINISH
 
 SPEC = {"obs": ((2, 3), torch.float32), "done": ((2,), torch.bool)}
 
@@ -79,8 +78,9 @@ def connect(make, *nodes):
     return results[0]
 
 
-def test_messages_wait_for_their_handler_but_not_without_end(nodes):
+def test_a_flood_of_one_event_displaces_no_other_and_its_newest_wait_for_their_handler(nodes, tape):
     hub, node, _ = nodes
+    node.send("rare")
     for number in range(PENDING + 5):
         node.send("number", number)
     node.send("end")
@@ -89,31 +89,8 @@ def test_messages_wait_for_their_handler_but_not_without_end(nodes):
     run_until(lambda: ended, hub)
     hub.handle("number", lambda sender, number: found.append(number), [int])
     assert found == list(range(5, PENDING + 5))
-
-
-def test_events_of_ever_other_names_cost_few_warnings(nodes, tape):
-    hub, node, _ = nodes
-    for number in range(PENDING + 40):
-        node.send(f"event {number}")
-    node.send("end")
-    ended = []
-    hub.handle("end", ended.append)
-    run_until(lambda: ended, hub)
-    assert sum("too many events without a handler" in text for text in tape.messages) == 6, "1, 2, 4, 8, 16, 32 so far"
-
-
-def test_a_flood_of_one_event_displaces_no_other_and_the_room_is_limited(tape):
-    mailbox = node_module.Mailbox()
-    mailbox.add(Message("node.1", "rare", []))
-    dropped = [mailbox.add(Message("node.1", "flood", [number])) for number in range(PENDING + 5)]
-    assert Counter(dropped) == {None: PENDING - 1, "flood": 6}
-    half = torch.zeros(node_module.PENDING_BYTES // 2, dtype=torch.uint8)
-    assert [mailbox.add(Message("node.1", "large", [{"a": [half]}])) for _ in range(3)] == ["flood", "large", "large"]
-    assert mailbox.take("rare") is not None
-    for event, kept in (("rare", 0), ("large", 1), ("flood", PENDING - 3)):
-        assert sum(mailbox.take(event) is not None for _ in range(PENDING)) == kept, event
-    assert not mailbox._messages
-    assert not mailbox._bytes
+    assert hub.wait_for("rare", 0.0) is not None
+    assert sum("too many events without a handler" in text for text in tape.messages) == 3, "1, 2, 4 so far"
 
 
 def test_wait_for_takes_each_event_once_in_order_whenever_it_has_come(nodes):
@@ -123,7 +100,7 @@ def test_wait_for_takes_each_event_once_in_order_whenever_it_has_come(nodes):
     for number in range(3):
         hub.send("round", number)
         hub.send("other", -number)
-    run_until(lambda: len(node._mailbox._messages.get("other", ())) == 3, node)  # as between two middlewares
+    run_until(lambda: len(node._waiting["other"]) == 3, node)  # as between two middlewares
     assert [node.wait_for("round").args for _ in range(3)] == [[0], [1], [2]]
     assert node.wait_for("other", 0.1).args == [0]
     hub.send("last")

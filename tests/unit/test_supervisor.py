@@ -1,7 +1,6 @@
 """Heartbeats, hangs and the restart budget, with a clock and processes that the test makes up."""
 
 import signal
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +17,7 @@ HANG_SECONDS = 12.0
 class Scene:
     """A supervisor of processes that never end by themselves, and a tape of what it does with them."""
 
-    def __init__(self, monkeypatch, number, max_restarts=5, limits=None, **evaluator):
+    def __init__(self, monkeypatch, number, max_restarts=5, **evaluator):
         self.now, self.tape, self.lost, self.beats = 1000.0, [], [], torch.zeros(number, dtype=torch.int64)
         monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(supervisor.os, "sched_getaffinity", lambda pid: {0, 1})
@@ -26,7 +25,7 @@ class Scene:
         children += [Child("evaluator", self.launch, "--eval-every", self.lost.append, **evaluator)] * bool(evaluator)
         self.supervisor = Supervisor(
             children, self.beats, max_restarts=max_restarts, hang_seconds=HANG_SECONDS,
-            on_message=None, on_restart=lambda number, text: self.tape.append(text), **(limits or {}),
+            on_message=None, on_restart=lambda number, text: self.tape.append(text),
         )  # fmt: skip
         self.supervisor.start()
         self.tape.clear()
@@ -125,43 +124,3 @@ def test_many_processes_on_few_cores_may_take_long_to_start(monkeypatch):
     with pytest.raises(WorkerError) as error:  # none of them has had a heartbeat
         scene.look(PAUSE_SECONDS)
     assert str(error.value) == f"{text}; restart budget of 7 spent"
-
-
-def test_a_process_that_is_stopped_is_replaced_sooner_than_one_that_computes(monkeypatch):
-    """Its heartbeats may be rarer than that; the time before it was stopped does not count."""
-    scene, stopped = (
-        Scene(monkeypatch, 1, limits={"stopped_seconds": 3.0, "hang_setting": "middleware_seconds"}),
-        [False],
-    )
-    monkeypatch.setattr(supervisor, "is_stopped", lambda pid: stopped[0])
-    scene.beats[0] += 1
-    scene.look(1, 4)
-    stopped[0] = True
-    scene.look(2)
-    stopped[0] = False
-    scene.look(1)
-    stopped[0] = True
-    scene.look(2)
-    assert scene.tape == []
-    scene.look(2)
-    assert scene.tape == [
-        "kill",
-        "actor 0 (pid 7) was stopped for 3 s and was killed (hang_seconds); restart 1 of 5",
-        "start",
-    ]
-    stopped[0] = False
-    scene.beats[0] += 1
-    scene.look(1, 4, 4, 5)
-    assert (
-        "actor 0 (pid 7) sent no heartbeat for 12 s and was killed (middleware_seconds); restart 2 of 5" in scene.tape
-    )
-
-
-def test_a_process_is_stopped_from_sigstop_to_sigcont():
-    with subprocess.Popen(["sleep", "60"]) as process:
-        for signum, expected in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
-            process.send_signal(signum)
-            while supervisor.is_stopped(process.pid) != expected:
-                pass
-        process.kill()
-    assert not supervisor.is_stopped(process.pid)
