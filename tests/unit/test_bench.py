@@ -168,10 +168,11 @@ def test_a_curve_is_the_mean_of_the_last_100_games():
 
 
 def test_a_population_is_judged_by_its_members(tmp_path):
-    run_folder(tmp_path, [], evaluation_steps=70)
+    run_folder(tmp_path, [common.Game(90, 4.0, 1.0), common.Game(100, 5.0, 1.0)], evaluation_steps=70)
     rows = "0,100,1", "0,100,nan", "0,100,3", "1,200,5", "1,200,9", "1,200,1"
     (tmp_path / "lineage.csv").write_text("\n".join(["generation,steps,fitness", *rows]))
     found = {"evaluation_steps": 70, "best_fitness": 9.0, "last_median": 5.0}
+    found["best_curve"] = [(100, 5.0, 3.0), (200, 5.0, 9.0)]
     assert solve.population_outcome(tmp_path, 4.0) == found | {"first_steps": 200}
     assert solve.population_outcome(tmp_path, None) == found | {"first_steps": None}
 
