@@ -233,7 +233,8 @@ def main() -> int:
         whole = [state for state in states.values() if state.runs and not state.missing]
         for name in sorted({name for state in whole for name in state.replaced}):
             (RESULTS / name).unlink()
-            print(f"deleted {name}")
+            pages = [page.name for page in (common.ROOT / "docs").rglob("*.md") if name in page.read_text()]
+            print(f"deleted {name}", *(f"named in {page}" for page in pages))
     return 1 if failed else 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +115,26 @@ def test_a_benchmark_does_not_go_on_with_something_else(tmp_path):
     path.write_text("[]")
     with pytest.raises(ConfigError, match="not a result file"):
         begin(path)
+
+
+def test_a_commit_is_marked_where_the_code_differs_and_not_where_a_page_or_a_result_does(tmp_path):
+    def git(*words):
+        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@y.z", *words], check=True)
+
+    git("init", "--quiet")
+    for name in ("train_task.py", "README.md"):
+        (tmp_path / name).write_text("first\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message=first")
+    commit = records.commit_of(tmp_path)
+    (tmp_path / "README.md").write_text("second\n")
+    assert records.commit_of(tmp_path) == commit
+    assert not records.code_differs(commit, tmp_path)
+    (tmp_path / "train_task.py").write_text("second\n")
+    assert records.commit_of(tmp_path) == f"{commit}+"
+    for unknown in (None, f"{commit}+", "f" * 40):
+        assert records.code_differs(unknown, tmp_path)
+    assert records.commit_of(tmp_path / "none") is None
 
 
 def test_results_are_saved_whole_and_finite(tmp_path):
