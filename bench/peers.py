@@ -51,6 +51,7 @@ class Peer(NamedTuple):
 PEERS = {
     "sb3_a2c": Peer("sb3", ("--algo", "a2c")),
     "sb3_ppo": Peer("sb3", ("--algo", "ppo")),
+    "cleanrl_ppo": Peer("sb3", ("--algo", "ppo", "--cleanrl")),
     "sample_factory": Peer("sample_factory"),
     "rl_games": Peer("rl_games"),
     "rllib": Peer("rllib"),
@@ -184,11 +185,17 @@ def steady_sps(points: Sequence[Point]) -> float | None:
     return (more_steps - steps) / (end - start) if end > start else None
 
 
+def rates_of(runs: Sequence[Result]) -> dict[str, list[float]]:
+    """Row -> steps a second of its runs, lowest first."""
+    rates: dict[str, list[float]] = {}
+    for run in runs:
+        rates.setdefault(run["row"], []).append(run["sps"] or 0.0)
+    return {row: sorted(found) for row, found in rates.items()}
+
+
 def table(result: Result) -> str:
     """A line for each row: its rate, relative to the first row's, then what each run came to."""
-    rates: dict[str, list[float]] = {}
-    for run in result["runs"]:
-        rates.setdefault(run["row"], []).append(run["sps"] or 0.0)
+    rates = rates_of(result["runs"])
     first = statistics.median(next(iter(rates.values())))
     lines = []
     for run in result["runs"]:

@@ -27,11 +27,18 @@ PACKAGES = ("torch", "gymnasium", "ale-py", "mujoco", "numpy", "opencv-python-he
 """those whose versions a result names, where they are installed"""
 MAY_CHANGE = ("seeds", "repeat", "games", "marks")
 """flags by which a benchmark may differ from the earlier start that it continues"""
+CODE = ("a3c_mp", "wrappers", "train_*.py", "bench/peers")
+"""files of a checkout on which figures depend"""
 VECTOR_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
 """flag of /proc/cpuinfo -> name, the widest first"""
 
 Result = dict[str, Any]
 """content of a result file, or one of its runs"""
+
+
+def before_run(result: Result, missing: Sequence[tuple[str, int]]) -> Result:
+    """Called before each run of `measure`: returns what its record has too. `bench/campaign.py` puts its own here."""
+    return {}
 
 
 def machine() -> Result:
@@ -65,11 +72,20 @@ def versions() -> dict[str, str]:
 
 
 def commit_of(tree: Path = ROOT) -> str | None:
-    """The commit of a checkout, with "+" if files differ from it; None without git."""
-    git = ["git", "-C", str(tree), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    """The commit of a checkout, with "+" if the code that is measured differs from it; None without git."""
     with suppress(OSError):  # there is no git
-        return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
+        head = ["git", "-C", str(tree), "rev-parse", "--verify", "--quiet", "HEAD"]
+        commit = subprocess.run(head, capture_output=True, text=True).stdout.strip()
+        return commit + "+" * code_differs(commit, tree) if commit else None
     return None
+
+
+def code_differs(commit: str | None, tree: Path = ROOT) -> bool:
+    """Whether the code that is measured differs from a commit's, or may: results and pages are no code."""
+    if commit is None or commit.endswith("+"):
+        return True
+    diff = ["git", "-C", str(tree), "diff", "--quiet", commit, "--", *CODE]
+    return subprocess.run(diff, capture_output=True).returncode != 0
 
 
 # ---- result files
@@ -146,8 +162,9 @@ def measure(
     """
     done = {(each["row"], each["seed"]) for each in result["runs"]}
     missing = [each for each in plan if each not in done]
-    for row, seed in missing:
+    for number, (row, seed) in enumerate(missing):
         about = {"row": row, "seed": seed, "commit": commit_of(), "load": round(os.getloadavg()[0], 2)}
+        about |= before_run(result, missing[number:])
         result["runs"].append(about | run(row, seed))
         save(path, result)
         print(table(result), flush=True)

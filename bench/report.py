@@ -2,9 +2,9 @@
 
 Of several results for one chapter, game, machine and settings the newest counts. The README gets a row for each
 chapter, with today's preset, on the machine that has most of these rows. `docs/results.md` gets the rows of every
-machine and the scores of eight games; `docs/curves.png` and `docs/games.png` show the same. A table replaces what is
-between `<!-- results -->` and `<!-- /results -->`, or between those of `games`; in a file without these markers it
-replaces nothing, and is printed.
+machine and the scores of eight games; pictures in `docs` show the same. A table replaces what is between
+`<!-- results -->` and `<!-- /results -->`, or between those of `games` and `peers`; in a file without these
+markers it replaces nothing, and is printed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
 from a3c_mp.cli import parse_plain
 from a3c_mp.run.script import exit_with
-from bench import common, games, solve, throughput
-from bench.records import RESULTS, Result, pyplot
+from bench import common, games, peers, pictures, solve, throughput
+from bench.records import RESULTS, Result
 
 CHAPTERS = {
     "a3c_data": ("[1 A3C by data](docs/a3c_data.md)", "unsure: start here (asynchronous PPO)"),
@@ -48,10 +48,8 @@ class Args:
     """file that gets the table of chapters"""
     page: Path = common.ROOT / "docs" / "results.md"
     """file that gets the tables of every chapter, game and machine"""
-    curves: Path = common.ROOT / "docs" / "curves.png"
-    """picture of the learning curves to write"""
-    scores: Path = common.ROOT / "docs" / "games.png"
-    """picture of the scores of eight games to write"""
+    pictures: Path = common.ROOT / "docs"
+    """folder of the pictures to write: curves.png, pong.png, games.png, peers.png"""
 
 
 class Row(NamedTuple):
@@ -161,40 +159,36 @@ def put(path: Path, table: str, name: str = "results") -> None:
     print(path if count else table)
 
 
-def draw(path: Path, shown: Sequence[Row]) -> None:
-    """Draw the README's rows: a panel for each game, a colour for each chapter.
-
-    Each seed is a thin line of mean return over time; the seed of median time, the upper one of two, is a thick one.
-    """
-    plt = pyplot()
-    figure, axes = plt.subplots(1, len(GOALS), figsize=(13, 4.5), squeeze=False, layout="constrained")
-    for axis, game in zip(axes[0], GOALS, strict=True):
-        in_minutes = not game.startswith("CartPole")
-        for row in (row for row in shown if row.env_id == game):
-            runs = sorted((run for run in row.runs if run["curve"]), key=lambda run: run["wall_seconds"])
-            for number, run in enumerate(runs):
-                times = [seconds / 60 if in_minutes else seconds for _, seconds, _ in run["curve"]]
-                style: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.4}
-                if number == len(runs) // 2:
-                    style = {"linewidth": 2.0, "label": row.chapter}
-                colour = f"C{list(CHAPTERS).index(row.chapter)}"
-                axis.plot(times, [mean for *_, mean in run["curve"]], color=colour, **style)
-        axis.set(title=game, ylabel="mean return of the last 100 games")
-        axis.set(xlabel="minutes" if in_minutes else "seconds, logarithmic")
-        if not in_minutes:
-            axis.set(xscale="log")
-            axis.minorticks_off()
-            axis.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
-        if axis.has_data():
-            axis.legend()
-    save(figure, path)
+# ---- other libraries
 
 
-def save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot().close(figure)
-    print(path)
+def peers_of(results: Iterable[Result]) -> tuple[Result, list[Result]]:
+    """Results of bench/peers.py on Pong: of rates the newest with most rows, and all with minutes to a goal."""
+    found = [each for each in results if each["kind"] == "peers" and each["env_id"] == next(iter(GOALS))]
+    rates = [each for each in found if each["bench"]["stop_return"] is None]
+    minutes = [each for each in found if each not in rates]
+    return max(rates, key=lambda each: (len(each["settings"]), each["date"])), minutes
+
+
+def peers_tables(rates: Result, minutes: Iterable[Result]) -> str:
+    """Steps a second of chapter 1 and other libraries, and what their runs to a goal came to."""
+    found = peers.rates_of(rates["runs"])
+    ours = statistics.median(next(iter(found.values())))
+    lines = [["row", "steps a second", "relative", "repetitions"], ["---", "---:", "---:", "---"]]
+    for row, sps in found.items():
+        middle = statistics.median(sps)
+        lines.append([f"`{row}`", f"{middle:,.0f}", f"{middle / ours:.2f}", ", ".join(f"{each:,.0f}" for each in sps)])
+    about = f"Medians on {rates['machine']['name']}, {rates['date'][:10]}: [file](../bench/results/{rates['file']})."
+    ends = []
+    for each in minutes:
+        for run in each["runs"]:
+            seconds, steps, mean = run["last"]
+            took = f"{run['seconds'] / 60:.1f}" if run["solved"] else f"not in {seconds / 60:.0f}"
+            row = f"`{run['row']}` ([seed {run['seed']}](../bench/results/{each['file']}))"
+            ends.append([row, each["machine"]["name"], took, "-" if mean is None else f"{mean:.1f}", f"{steps:,}"])
+    titles = ["row", "machine", "minutes to 18", "mean return at the end", "steps"]
+    ends = [titles, ["---", "---", "---:", "---:", "---:"], *sorted(ends)]
+    return "\n".join([*map(markdown_line, lines), "", about, "", *map(markdown_line, ends)])
 
 
 # ---- eight games
@@ -232,41 +226,23 @@ def games_table(result: Result) -> str:
     return f"{title}\n\n{games.table(result)}\n\n{'; '.join(about)}."
 
 
-def draw_scores(path: Path, result: Result) -> list[list[float]]:
-    """Draw a group of bars for each game: human-normalised scores after 1M steps, ours beside published ones.
-
-    Returns:
-        the heights of the bars, ours first.
-    """
-    ours = {game: statistics.fmean(scores) for game, scores in games.by_game(result["runs"], games.MARKS[-1]).items()}
-    names = [game for game in games.GAMES if game in ours]
-    rows = {result["chapter"]: [ours[game] for game in names]}
-    rows |= {title: [getattr(games.GAMES[game], name) for game in names] for name, title in games.PUBLISHED.items()}
-    figure, axis = pyplot().subplots(figsize=(11, 4), layout="constrained")
-    width, heights = 0.8 / len(rows), []
-    for number, (label, raw) in enumerate(rows.items()):
-        heights.append([games.GAMES[game].normalised(score) for game, score in zip(names, raw, strict=True)])
-        places = [place + (number - (len(rows) - 1) / 2) * width for place in range(len(names))]
-        axis.bar(places, heights[-1], width, label=label, color=f"{0.4 + 0.15 * number}" if number else "C0")
-    axis.axhline(1.0, color="grey", linestyle="--", linewidth=0.8)
-    axis.set(ylabel="score: random play 0, a human 1", title="after 1M agent steps")
-    axis.set_xticks(range(len(names)), names)
-    axis.legend()
-    save(figure, path)
-    return heights
-
-
 def main() -> int:
     args = parse_plain(Args, __doc__)
     results = [json.loads(path.read_text()) | {"file": path.name} for path in sorted(RESULTS.glob("*.json"))]
     rows = rows_of(results)
     put(args.readme, chapter_table(rows))
     put(args.page, "\n\n".join([main_table(rows), *throughput_tables(results)]))
-    if shown := presets_of(rows)[0]:
-        draw(args.curves, shown)
-    if scored := best_scores(result for result in results if result["kind"] == "games"):
-        put(args.page, "\n\n".join(map(games_table, scored)), "games")
-        draw_scores(args.scores, scored[0])
+    scored = best_scores(result for result in results if result["kind"] == "games")
+    put(args.page, "\n\n".join([*map(games_table, scored), f"{games.AGGREGATES}."]), "games")
+    shown, others = presets_of(rows)
+    pictures.draw_chapters(args.pictures / "curves.png", list(GOALS), shown)
+    pong = [row for row in [*others, *shown] if (row.chapter, row.env_id) == ("a3c_data", next(iter(GOALS)))]
+    pictures.draw_pong(args.pictures / "pong.png", max(pong, key=lambda row: len(row.runs)))
+    whole = [result for result in scored if {run["row"] for run in result["runs"]} == games.GAMES.keys()]
+    pictures.draw_games(args.pictures / "games.png", whole[-1])  # with sticky actions, if there are all games
+    rates, minutes = peers_of(results)
+    put(args.page, peers_tables(rates, minutes), "peers")
+    pictures.draw_rates(args.pictures / "peers.png", rates)
     return 0
 
 

@@ -72,7 +72,10 @@ def late_return(games: Sequence[common.Game]) -> float | None:
 
 
 def population_outcome(folder: Path, goal: float | None) -> Result:
-    """Figures of chapter 6; `first_steps` is when a member's fitness, not yet confirmed, first reached the goal."""
+    """Figures of chapter 6; `first_steps` is when a member's fitness, not yet confirmed, first reached the goal.
+
+    `best_curve` has (steps, seconds, fitness of the best member) at the end of each generation.
+    """
     generations: dict[str, list[float]] = {}
     steps = {}
     with (folder / "lineage.csv").open(newline="") as file:
@@ -81,12 +84,15 @@ def population_outcome(folder: Path, goal: float | None) -> Result:
             generations.setdefault(row["generation"], []).append(fitness if math.isfinite(fitness) else -1e9)
             steps[row["generation"]] = int(row["steps"])
     best = {generation: max(members) for generation, members in generations.items()}
+    games = common.read_games(folder)
+    ends = {name: max((game.seconds for game in games if game.steps <= at), default=0.0) for name, at in steps.items()}
     reached = (steps[generation] for generation, fitness in best.items() if goal is not None and fitness >= goal)
     return {
         "evaluation_steps": common.read_summary(folder)["evaluation_steps"],
         "first_steps": next(reached, None),
         "best_fitness": round(max(best.values()), 2),
         "last_median": round(statistics.median([*generations.values()][-1]), 2),
+        "best_curve": [(steps[name], ends[name], fitness) for name, fitness in best.items()],
     }
 
 

@@ -1,6 +1,7 @@
 """Stable-Baselines3's A2C or PPO on Atari or with continuous actions: prints points of its curve, see points.py.
 
-Settings are those of its zoo (for Pendulum-v1 its A2C settings of Pendulum-v0).
+Settings are those of its zoo (for Pendulum-v1 its A2C settings of Pendulum-v0), or those of CleanRL's ppo_atari.py:
+of the zoo's they differ in a clip range that does not fall, in clipped values, and in half the weight of their loss.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def settings_of(args: Any) -> dict[str, Any]:
     if args.algo == "ppo":
         fixed = {"batch_size": 256, "n_epochs": 4, "ent_coef": 0.01, "vf_coef": 0.5}
         schedules = {"learning_rate": fall_from(2.5e-4), "clip_range": fall_from(0.1)}
-        return {"n_steps": 128, **fixed, **schedules}
+        cleanrl = {"clip_range": 0.1, "clip_range_vf": 0.1, "vf_coef": 0.25} if args.cleanrl else {}
+        return {"n_steps": 128, **fixed, **schedules, **cleanrl}
     optimizer = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
     return {"n_steps": 5, "ent_coef": 0.01, "vf_coef": 0.25, "policy_kwargs": optimizer}
 
@@ -96,6 +98,7 @@ def make_env(args: Any, zoo: ZooSettings | None) -> VecEnv:
 def main() -> None:
     flags = parser(__doc__)
     flags.add_argument("--algo", choices=("a2c", "ppo"), default="a2c")
+    flags.add_argument("--cleanrl", action="store_true", help="PPO on Atari with CleanRL's settings")
     args = flags.parse_args()
     torch.set_num_threads(args.threads)
     zoo = CONTINUOUS.get((args.algo, args.env_id))

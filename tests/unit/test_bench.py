@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,6 +117,26 @@ def test_a_benchmark_does_not_go_on_with_something_else(tmp_path):
         begin(path)
 
 
+def test_a_commit_is_marked_where_the_code_differs_and_not_where_a_page_or_a_result_does(tmp_path):
+    def git(*words):
+        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@y.z", *words], check=True)
+
+    git("init", "--quiet")
+    for name in ("train_task.py", "README.md"):
+        (tmp_path / name).write_text("first\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message=first")
+    commit = records.commit_of(tmp_path)
+    (tmp_path / "README.md").write_text("second\n")
+    assert records.commit_of(tmp_path) == commit
+    assert not records.code_differs(commit, tmp_path)
+    (tmp_path / "train_task.py").write_text("second\n")
+    assert records.commit_of(tmp_path) == f"{commit}+"
+    for unknown in (None, f"{commit}+", "f" * 40):
+        assert records.code_differs(unknown, tmp_path)
+    assert records.commit_of(tmp_path / "none") is None
+
+
 def test_results_are_saved_whole_and_finite(tmp_path):
     result = {"kind": "solve", "chapter": "task", "env_id": "A/B-v1", "date": "2026-01-02 10:20:30"}
     result["machine"] = {"name": "AMD EPYC 2 cores"}
@@ -168,10 +189,11 @@ def test_a_curve_is_the_mean_of_the_last_100_games():
 
 
 def test_a_population_is_judged_by_its_members(tmp_path):
-    run_folder(tmp_path, [], evaluation_steps=70)
+    run_folder(tmp_path, [common.Game(90, 4.0, 1.0), common.Game(100, 5.0, 1.0)], evaluation_steps=70)
     rows = "0,100,1", "0,100,nan", "0,100,3", "1,200,5", "1,200,9", "1,200,1"
     (tmp_path / "lineage.csv").write_text("\n".join(["generation,steps,fitness", *rows]))
     found = {"evaluation_steps": 70, "best_fitness": 9.0, "last_median": 5.0}
+    found["best_curve"] = [(100, 5.0, 3.0), (200, 5.0, 9.0)]
     assert solve.population_outcome(tmp_path, 4.0) == found | {"first_steps": 200}
     assert solve.population_outcome(tmp_path, None) == found | {"first_steps": None}
 

@@ -1,5 +1,6 @@
 """Tables of results, the eight games, rows that are run again, and the files that they are made from."""
 
+import itertools
 import json
 import re
 
@@ -7,7 +8,7 @@ import pytest
 
 from a3c_mp.cli.flags import unused
 from a3c_mp.errors import ConfigError
-from bench import common, games, records, report, reproduce
+from bench import common, games, pictures, records, report, reproduce
 
 ROOT = common.ROOT
 FILES = sorted(records.RESULTS.glob("*.json"))
@@ -47,6 +48,7 @@ def test_the_pages_have_the_tables_that_the_files_make():
     assert report.main_table(rows) in page
     scored = report.best_scores(result for result in results if result["kind"] == "games")
     assert all(report.games_table(result) in page for result in scored)
+    assert report.peers_tables(*report.peers_of(results)) in page
 
 
 # ---- tables of solving
@@ -110,13 +112,27 @@ def run_of(game, seed, score):
     return {"row": game, "seed": seed, "scores": {"250000": None, "500000": None, "1000000": score}, "commit": "c0ffee"}
 
 
-def test_the_median_over_games_has_an_interval_that_follows_from_the_seeds():
+def test_aggregates_over_games_have_intervals_that_follow_from_the_seeds():
     human = [run_of(name, seed, game.human) for name, game in games.GAMES.items() for seed in (1, 2)]
     text = games.table({"runs": human})
     assert "14.6 (1.00)" in text
-    assert "| 1.00 |" in " ".join(text.splitlines()[-1].split()), "seeds that agree have no interval"
-    assert games.median_cell({"Pong": [-20.7, 14.6]}) == "0.50 (0.00 to 1.00)"
-    assert games.median_cell({}) == "-"
+    for line in text.splitlines()[-2:]:
+        assert "| 1.00 |" in " ".join(line.split()), "seeds that agree have no interval"
+    assert games.aggregate_cell({"Pong": [-20.7, 14.6]}, "median") == "0.50 (0.00 to 1.00)"
+    assert games.aggregate_cell({}, "IQM") == "-"
+
+
+def test_median_and_interquartile_mean_are_those_of_rliable():
+    """Literally: the median over games of means over runs; the mean of the middle half of all runs of all games."""
+    scores = {"Pong": [-20.7, 14.6, 32.25], "Freeway": [0.0, 29.6, 14.8], "Boxing": [0.1, 12.1, 120.1]}
+    runs = sorted([0.0, 1.0, 1.5, 0.0, 1.0, 0.5, 0.0, 1.0, 10.0])
+    median, *_ = games.with_interval(scores, "median")
+    assert median == pytest.approx(2.5 / 3)
+    iqm, low, high = games.with_interval(scores, "IQM")
+    assert iqm == pytest.approx(sum(runs[2:-2]) / 5), "a quarter of nine is two, rounded down"
+    assert low < iqm < high
+    best = {name: [game.iqn_impala] for name, game in games.GAMES.items()}
+    assert [games.aggregate_cell(best, name) for name in ("median", "IQM")] == ["0.70", "0.67"], "as published"
 
 
 @pytest.mark.parametrize(("chapter", "like"), [("a3c_data", "Boxing"), ("a3c_grad", "Pong"), ("apex_dqn", "Pong")])
@@ -131,7 +147,7 @@ def test_all_games_have_the_same_settings(chapter, like):
     assert differing <= {"seed", "total_steps", "stop_return"}
 
 
-def test_the_page_has_the_scores_of_most_runs_of_each_chapter_and_a_picture(tmp_path):
+def test_the_page_has_the_scores_of_most_runs_of_each_chapter():
     def scored(date, *scores, chapter="a3c_data", sticky=False, game="Pong", file="f"):
         runs = [run_of(game, seed, score) for seed, score in enumerate(scores)]
         about = {"chapter": chapter, "date": date, "machine": {"name": "A"}, "protocol": ["raw"]}
@@ -144,9 +160,50 @@ def test_the_page_has_the_scores_of_most_runs_of_each_chapter_and_a_picture(tmp_
     assert [games.by_game(result["runs"], 10**6)["Pong"] for result in best] == [[14.6, 14.6], [4.0], [2.0]]
     text = report.games_table(best[0])
     assert "A, commit c0ffee; raw; [file](../bench/results/f) of Pong; [file](../bench/results/again) of Boxing" in text
-    ours, *theirs = report.draw_scores(tmp_path / "games.png", best[0])
-    assert ours == pytest.approx([1.0, 1.0])
-    assert [heights[0] for heights in theirs] == [games.GAMES["Pong"].normalised(s) for s in (-13.9, -16.5, -1.8)]
+
+
+# ---- pictures
+
+
+def test_a_populations_curve_is_its_best_member_so_far():
+    all_members = {"curve": [(1, 10.0, 5.0), (2, 20.0, 1.0), (3, 30.0, 7.0)], "steps": 3, "wall_seconds": 31.0}
+    assert pictures.curve_of(all_members, "a3c_data") == all_members["curve"]
+    assert [mean for *_, mean in pictures.curve_of(all_members, "population")] == [5.0, 5.0, 7.0]
+    with_end = all_members | {"best_fitness": 18.0}
+    assert pictures.curve_of(with_end, "population_ppo")[-1] == (3, 31.0, 18.0)
+    found = pictures.curve_of(with_end | {"best_curve": [(1, 9.0, 2.0), (3, 30.0, 1.5)]}, "population_ppo")
+    assert found == [(1, 9.0, 2.0), (3, 30.0, 2.0)]
+
+
+def test_the_pictures_are_drawn_from_the_files_alone(tmp_path, monkeypatch):
+    """Every number that is drawn is in a file, and labels of the logarithmic axis keep apart on a phone."""
+    drawn = {}
+    monkeypatch.setattr(pictures, "save", lambda figure, path: drawn.update({path.name: figure}))
+    for name in ("readme", "page"):
+        (tmp_path / name).touch()
+    flags = [f"--readme={tmp_path / 'readme'}", f"--page={tmp_path / 'page'}", f"--pictures={tmp_path}"]
+    monkeypatch.setattr("sys.argv", ["report.py", *flags])
+    assert report.main() == 0
+    assert sorted(drawn) == ["curves.png", "games.png", "peers.png", "pong.png"]
+    results = [json.loads(path.read_text()) for path in FILES]
+    known = {round(run["sps"]) for each in results for run in each["runs"] if run.get("sps")}
+    rates = {round(bar.get_width()) for bar in drawn["peers.png"].axes[0].patches}
+    assert rates <= known
+    assert max(rates) in known
+    for figure in drawn.values():
+        figure.canvas.draw()
+        for axis in figure.axes:
+            low, high = axis.get_xlim()
+            shown = [label for label in axis.get_xticklabels() if low <= label.get_position()[0] <= high]
+            boxes = [label.get_window_extent() for label in shown if label.get_text()]
+            assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+            assert label_pixels(axis, figure) >= 9
+
+
+def label_pixels(axis, figure):
+    """Size of the smallest label where the picture is 360 pixels wide."""
+    labels = [*axis.get_xticklabels(), *axis.get_yticklabels(), axis.title]
+    return min(label.get_fontsize() for label in labels) * 360 / (72 * figure.get_figwidth())
 
 
 # ---- rows that are run again

@@ -1,0 +1,242 @@
+"""All rows of the results' tables again, by one commit on one kind of machine: one command that goes on any day.
+
+    python bench/campaign.py --list                   the rows, how many of their runs there are, and the hours left
+    python bench/campaign.py --rows pong games        rows by how their names begin; without --rows all of them
+    python bench/campaign.py --hours 8                starts no run after eight hours; the same command goes on later
+
+A row is a command of another benchmark. Its file in bench/results, saved after every run, is found by its settings, so
+an interruption costs one run. Runs of other code do not count (`--commits` names commits that do). Rows of a group are
+compared, so a processor of another kind is refused. Before each run it waits until other processes leave the
+processors alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
+
+import psutil
+
+from a3c_mp.cli import parse_plain
+from a3c_mp.config import Between, Positive
+from a3c_mp.errors import ConfigError, Stopped
+from a3c_mp.run.script import exit_with
+from bench import common, games, peers, records, solve
+from bench.records import RESULTS, Result
+
+LOOK_SECONDS = 5.0
+"""how long it is measured what other processes do"""
+PONG, CARTPOLE, LANDER, PENDULUM = "PongNoFrameskip-v4", "CartPole-v1", "LunarLander-v3", "Pendulum-v1"
+MINUTES = {"a3c_grad": 8, "apex_dqn": 17, "impala": 5, "task": 12, "population_ppo": 17, "ray_impala": 6}
+"""chapter -> minutes to 18 on Pong"""
+OTHERS = ("sb3_a2c", "sb3_ppo", "cleanrl_ppo", "sample_factory", "rl_games", "rllib")
+
+
+class Row(NamedTuple):
+    """A command of a benchmark, whose file makes a row, or a table."""
+
+    group: str  # of rows that are compared
+    name: str
+    minutes: float  # that a run takes, where none has been measured
+    bench: ModuleType
+    flags: str
+
+
+def solved(chapter: str, game: str, seeds: int, minutes: float, flags: str = "") -> Row:
+    """A row of the README's table, or of that of docs/results.md."""
+    name = f"{game.partition('-')[0].removesuffix('NoFrameskip').lower()}-{chapter}"
+    return Row("chapters", name, minutes, solve, f"--chapter={chapter} --env-id={game} --seeds={seeds} {flags}")
+
+
+ROWS = [
+    solved("a3c_data", PONG, 10, 7),
+    *(solved(chapter, PONG, 3, minutes) for chapter, minutes in MINUTES.items()),
+    *(solved(chapter, CARTPOLE, 5, 0.6) for chapter in common.CHAPTERS if chapter != "apex_ddpg"),
+    *(solved(chapter, PENDULUM, 10, 0.8) for chapter in ("a3c_data", "impala", "population_ppo")),
+    solved("a3c_data", LANDER, 3, 3, "--total-steps=1_000_000 --reward-scale=0.1"),
+    solved("population_ppo", LANDER, 5, 2),
+    Row("games", "games-sticky", 10, games, "--sticky --seeds=3"),
+    Row("games", "games-plain", 10, games, "--seeds=1"),
+    Row("peers", "peers-rates", 1.7, peers, f"--seconds=75 --seeds=3 --rows a3c_data {' '.join(OTHERS)}"),
+    *(Row("peers", f"peers-{name}", 45, peers, f"--seconds=2700 --seeds=2 --stop-return=18 --rows {name}")
+      for name in ("a3c_data", *OTHERS)),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Args:
+    rows: tuple[str, ...] = ()
+    """rows, by how their names begin: "pong", "games", "peers-rllib"; default: all"""
+    list: bool = False
+    """list the rows and end"""
+    hours: Positive | None = None
+    """start no run after so many hours"""
+    busy_percent: Annotated[float, Between(0, 100)] = 10.0
+    """a run waits while other processes use more of the processors than this; recorded with each run"""
+    commits: tuple[str, ...] = ()
+    """commits whose runs count though the code has changed since"""
+    prune: bool = False
+    """delete the older files of rows that are whole"""
+
+
+class State(NamedTuple):
+    """What a row has."""
+
+    path: Path  # its file, which may be yet to be made
+    runs: list[Result]
+    missing: Sequence[tuple[str, int]]
+    replaced: Sequence[str] = ()  # older files of what it measures
+    note: str = ""
+
+
+class BeforeRun(Exception):
+    """Ends a benchmark where it is about to start a run."""
+
+
+def start(row: Row, out: Path, before_run: Callable[[Result, Sequence[tuple[str, int]]], Result]) -> None:
+    """Run a row's benchmark in this process; it continues the file `out`."""
+    records.before_run = before_run  # type: ignore[assignment]
+    sys.argv = [f"{row.bench.__name__}.py", *shlex.split(row.flags), f"--out={out}"]
+    row.bench.main()
+
+
+def planned(row: Row) -> tuple[Result, Sequence[tuple[str, int]]]:
+    """What a new file of a row would say, and all its runs. Raises ConfigError if a library is not installed."""
+
+    def stop(result: Result, missing: Sequence[tuple[str, int]]) -> Result:
+        raise BeforeRun(json.loads(json.dumps(result, default=str)), missing)
+
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        try:
+            start(row, Path(folder) / "none.json", stop)
+        except BeforeRun as found:
+            return found.args[0], found.args[1]
+    raise AssertionError("a row has runs")
+
+
+def state_of(row: Row, files: Sequence[Result], commits: Sequence[str]) -> State:
+    """What the newest file of a row with today's settings and code has, and what it lacks.
+
+    Raises:
+        ConfigError: its runs are of another kind of machine.
+    """
+
+    def counts(result: Result) -> bool:
+        made_by = {run["commit"] for run in result["runs"]}
+        return all(commit.startswith(tuple(commits)) or not records.code_differs(commit) for commit in made_by)
+
+    def key(result: Result) -> list[object]:
+        env_id = "" if result["kind"] == "games" else result["env_id"]
+        return [result["kind"], result["chapter"], env_id, *map(result["bench"].get, ("sticky", "stop_return"))]
+
+    try:
+        head, plan = planned(row)
+    except ConfigError as error:
+        return State(Path(), [], (), note=str(error))
+    here = head["machine"]["name"]
+    identity = records.identity(head) | {"machine": ""}
+    same = [each for each in files if records.identity(each) | {"machine": ""} == identity]
+    mine = [each for each in same if counts(each)]
+    if others := {each["machine"]["name"] for each in mine} - {here}:
+        why = f"it has runs of {' '.join(others)}, and rows of {row.group} are compared"
+        raise ConfigError("rows", row.name, why, f"this is {here}; choose rows of another group")
+    newest = max(mine, key=lambda each: each["date"], default=head)
+    done = {(run["row"], run["seed"]) for run in newest["runs"]}
+    older = [each for each in files if key(each) == key(newest) and each["date"] < newest["date"]]
+    replaced = [each["file"] for each in older if {run["row"] for run in each["runs"]} <= {name for name, _ in plan}]
+    path = RESULTS / newest["file"] if mine else records.default_path(head)
+    note = " ".join(sorted({run["commit"][:9] for each in same if each not in mine for run in each["runs"]}))
+    missing = [each for each in plan if each not in done]
+    return State(path, newest["runs"], missing, replaced, f"runs of other code: {note}" * bool(note))
+
+
+def states_of(rows: Sequence[Row], commits: Sequence[str]) -> dict[Row, State]:
+    files = [json.loads(path.read_text()) | {"file": path.name} for path in sorted(RESULTS.glob("*.json"))]
+    return {row: state_of(row, files, commits) for row in rows}
+
+
+def table(states: dict[Row, State]) -> str:
+    """A line for each row: its runs, the hours that are left, its file."""
+    lines, left = [], 0.0
+    for row, state in states.items():
+        took = [run["wall_seconds"] / 60 for run in state.runs if "wall_seconds" in run] or [row.minutes]
+        hours = len(state.missing) * statistics.fmean(took) / 60
+        count = f"{len(state.runs)} of {len(state.runs) + len(state.missing)}"
+        lines.append([row.name, count, f"{hours:.1f}", state.path.name if state.runs else "", state.note])
+        left += hours
+    lines.append(["all", "", f"{left:.1f}", "", ""])
+    return records.markdown_table(["row", "runs", "hours left", "file", "note"], lines)
+
+
+def ready(until: float, most: float) -> Result:
+    """Wait until other processes use little of the processors; how much (%). Raises BeforeRun if it is too late."""
+    said = False
+    while time.monotonic() < until:
+        busy = psutil.cpu_percent(interval=LOOK_SECONDS)
+        if busy <= most:
+            return {"others_percent": busy}
+        if not said:
+            print(f"waiting: other processes use {busy:.0f}% of the processors", flush=True)
+        said = True
+    raise BeforeRun
+
+
+def run_rows(states: dict[Row, State], args: Args) -> list[str]:
+    """Run what rows lack, one after the other, until it is time to end; what failed."""
+    until, failed = math.inf if args.hours is None else time.monotonic() + 3600 * args.hours, []
+    for row, state in states.items():
+        if not state.runs and not state.missing:
+            failed.append(f"{row.name} cannot be run: {state.note}")
+        try:
+            if state.missing:
+                print(f"\n{row.name}: {state.path.name}", flush=True)
+                start(row, state.path, lambda result, missing: ready(until, args.busy_percent))
+        except BeforeRun:
+            break
+        except (ConfigError, SystemExit) as error:  # a trainer that fails has said why
+            if isinstance(error, Stopped):
+                raise
+            failed.append(f"{row.name} failed: {error}")
+    return failed
+
+
+def main() -> int:
+    args = parse_plain(Args, __doc__)
+    chosen = [row for row in ROWS if not args.rows or row.name.startswith(args.rows)]
+    if not chosen:
+        raise ConfigError("rows", " ".join(args.rows), "no such row", f"one of: {' '.join(row.name for row in ROWS)}")
+    groups, failed = {row.group for row in chosen}, []
+    states = states_of([row for row in ROWS if row.group in groups], args.commits)
+    states = {row: states[row] for row in chosen}
+    print(table(states), flush=True)
+    if not args.list:
+        if (records.commit_of() or "+").endswith("+"):
+            raise ConfigError("commits", "", "the code differs from its commit, which its runs would name", "commit it")
+        failed = run_rows(states, args)
+        states = states_of(chosen, args.commits)
+        print("\n".join([table(states), *failed]))
+    if args.prune:
+        whole = [state for state in states.values() if state.runs and not state.missing]
+        for name in sorted({name for state in whole for name in state.replaced}):
+            (RESULTS / name).unlink()
+            pages = [page.name for page in (common.ROOT / "docs").rglob("*.md") if name in page.read_text()]
+            print(f"deleted {name}", *(f"named in {page}" for page in pages))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    exit_with(main)
