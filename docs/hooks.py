@@ -88,7 +88,8 @@ def made(config, name, path):
     if path.suffix == ".md":
         return File.generated(config, name, abs_src_path=str(path))
     if path.is_dir():
-        text = f"# {path.name}\n\n" + "".join(f"- [{child.name}]({child.name})\n" for child in children(path))
+        lines = [f"- [{title_of(child)}]({child.name})\n" for child in children(path)]
+        text = f"# {path.relative_to(ROOT)}\n\n{''.join(lines)}"
     elif path.suffix == ".ipynb":
         text = notebook(path)
     else:
@@ -110,6 +111,11 @@ def children(folder):
     """What the page of a folder lists."""
     found = (path for path in folder.iterdir() if path.suffix in (*SOURCE, ".md") and path.name[0] not in "._")
     return sorted(path for path in found if path.is_file())
+
+
+def title_of(path):
+    """The heading of a Markdown file, the name of another."""
+    return path.read_text().partition("\n")[0].lstrip("# ") if path.suffix == ".md" else path.name
 
 
 def targets_of(path):

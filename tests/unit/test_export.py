@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def trained(net, space):
 slow = pytest.mark.slow
 CASES = [
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE), VECTOR, CHOICE, id="MLP"),
-    pytest.param(lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE, id="convolutions"),
+    pytest.param(lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE, id="convolutions", marks=slow),
     pytest.param(lambda: make_actor_critic(VECTOR, FORCE), VECTOR, FORCE, id="Gaussian"),
     pytest.param(lambda: make_actor_critic(VECTOR, MIXED), VECTOR, MIXED, id="bounds in part", marks=slow),
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE, NetSpec(lstm=True)), VECTOR, CHOICE, id="LSTM"),
@@ -90,14 +91,14 @@ class Game(Env):
 
 
 def write(path, env_id, spec=DEFAULT_NET):
-    """Write an untrained policy for an environment, with what `play.py` says of its use, which is returned."""
+    """Write an untrained policy for an environment as `play.py` does; returns its net, and what is said of its use."""
     with closing(make_env(env_id)) as env:
         spaces = env.observation_space, env.action_space
     torch.manual_seed(0)
     net = make_actor_critic(*spaces, spec)
     usage = usage_of(env_id, net, spaces)
     write_onnx(path / "policy.onnx", net, spaces, {"env_id": env_id, "net": net_name(spec._asdict(), net), **usage})
-    return usage
+    return net, usage
 
 
 def run_block(name, changes=()):
@@ -120,12 +121,16 @@ def test_the_loop_for_vectors_plays_a_game(spec, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith(f"CartPole-v1 MLP 64 64{', LSTM' * spec.lstm} {{'obs': {{'dtype'")
 
 
-def test_the_loop_for_a_dict_joins_its_parts_in_the_order_of_training(tmp_path, monkeypatch, register):
-    monkeypatch.chdir(tmp_path)
-    usage = write(tmp_path, register("Game-v0", Game))
-    assert usage["inputs"]["obs"]["shape"] == (5,)
+def test_the_loop_for_a_dict_joins_its_parts_in_the_order_of_training(monkeypatch, register):
+    env_id, spaces = register("Game-v0", Game), (Box(-9, 9, (5,), np.float32), CHOICE)
+    usage = usage_of(env_id, make_actor_critic(*spaces), spaces)
+    model = SimpleNamespace(custom_metadata_map={"inputs": json.dumps(usage["inputs"])})
+    given = []
+    session = SimpleNamespace(get_modelmeta=lambda: model, run=lambda _, inputs: given.append(inputs) or (0, 0))
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda path: session)
     names = run_block("play_dict.py")
-    np.testing.assert_array_equal(names["vector"]({"goal": [3, 4], "load": 2}), [[3, 4, 0, 1, 0]])
+    np.testing.assert_array_equal(given[0]["obs"], [[3, 4, 0, 1, 0]])
+    assert given[0]["obs"].dtype == np.float32
     names["parts"][:] = json.loads(json.dumps(list(parts_of(RICH))))
     assert [part["name"] for part in names["parts"]] == ["goal", "hands.0", "hands.1", "load", "on"]
     assert [(part["first"], part["last"]) for part in names["parts"]] == [(0, 1), (2, 4), (5, 9), (10, 13), (14, 15)]
@@ -138,7 +143,7 @@ def test_the_loop_for_a_dict_joins_its_parts_in_the_order_of_training(tmp_path, 
 def test_the_loop_for_atari_prepares_screens_as_in_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(atari, "NOOP_MAX", 1)  # chance decides how many no-ops there are first
-    usage = write(tmp_path, "PongNoFrameskip-v4", NetSpec("a3c"))
+    net, usage = write(tmp_path, "PongNoFrameskip-v4", NetSpec("a3c"))
     assert usage["inputs"]["obs"]["shape"] == (4, 84, 84)
     names = run_block("play_atari.py", [("27_000", "30")])
     with closing(make_env("PongNoFrameskip-v4")) as env:
@@ -147,7 +152,9 @@ def test_the_loop_for_atari_prepares_screens_as_in_training(tmp_path, monkeypatc
             action, _ = names["session"].run(None, {"obs": obs[None]})
             obs, *_ = env.step(action[0])
     np.testing.assert_array_equal(names["obs"][0], obs)
-    assert obs.any()
+    with torch.inference_mode():
+        expected = net(torch.from_numpy(names["obs"]))[0]
+    np.testing.assert_allclose(names["session"].run(None, {"obs": names["obs"]})[1], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("make_net", "obs_space", "action_space"), CASES)
