@@ -17,6 +17,11 @@ from harness import ROOT, default_signals
 
 
 PAGE = ROOT / "docs" / "first_hour.md"
+SHORTER = {
+    "100_000": "4_000", "120_000": "4_400", "--eval-every 25_000": "--eval-every 4_000 --eval-episodes 2",
+    "--random": "--random --episodes 2", "--episodes 30": "--episodes 2",
+}  # fmt: skip
+"""what makes a test of seconds of it"""
 INSTALLS = ("python3 -m venv", ". .venv", "pip install")
 
 
@@ -32,7 +37,10 @@ def steps(text):
 def test_the_first_hour_leads_to_a_program_of_ones_own(run_inline, tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxruntime")
     monkeypatch.syspath_prepend(tmp_path)
-    text = PAGE.read_text().replace("100_000", "4_000").replace("25_000", "2_000").replace("120_000", "4_400")
+    text = PAGE.read_text()
+    for old, new in SHORTER.items():
+        assert old in text
+        text = text.replace(old, new)
     printed = {}
     for file, code in steps(text):
         if file:
@@ -50,7 +58,7 @@ def test_the_first_hour_leads_to_a_program_of_ones_own(run_inline, tmp_path, mon
     assert {path.name for path in tmp_path.iterdir()} >= {"heater.onnx", "curve.png", "control.py", "runs"}
     assert re.match(r"MLP 64 64 for heater:Heater-v0 takes .*'shape': \[2\]", printed["python control.py"])
     assert "degrees away from 20" in printed["python control.py"]
-    assert "random actions" in printed["a3c-mp play runs/heater --random"]
+    assert "random actions" in printed["a3c-mp play runs/heater --random --episodes 2"]
 
 
 @pytest.mark.slow
