@@ -1,5 +1,6 @@
 # make train: set up what training needs and train Pong.  make test: set up the rest and test.  make check: format, lint, types.
 # make test-fast: on every save.  make gpu-check: what --cuda does on this machine's GPU, in one file (docs/gpu.md).
+# make docs: the documentation as pages with search, in site/; to read them: python3 -m http.server --directory site
 # PYTHON makes $(VENV) and has no effect once that exists; for another Python: make clean, then make PYTHON=python3.12 train.
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 RUNS ?= runs
 
-.PHONY: train test test-fast test-slow gpu-check check format tensorboard clean
+.PHONY: train test test-fast test-slow gpu-check check format docs tensorboard clean
 
 train: $(VENV)/.installed
 	$(BIN)/python train_a3c_data.py $(ARGS)
@@ -32,6 +33,9 @@ check: $(VENV)/.installed-all
 format: $(VENV)/.installed-all
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.installed-all
+	$(BIN)/mkdocs build $(ARGS)
 
 tensorboard: $(VENV)/.installed
 	$(BIN)/tensorboard --logdir $(RUNS)

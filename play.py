@@ -26,9 +26,9 @@ from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, CommonArgs, Count
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, shown, start_here
-from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import ACTIONS, ActionHead, mask_logits
 from a3c_mp.run import export
+from a3c_mp.run.banner import net_name
 from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
@@ -78,13 +78,12 @@ def export_policy(run: TrainedRun, path: Path) -> None:
     """Write the policy as ONNX or its weights as safetensors. Raises ConfigError if it cannot be written."""
     if path.suffix not in (".onnx", ".safetensors") or path.is_dir():
         raise ConfigError("export", path, "it must be a file that ends in .onnx or .safetensors", "name one")
-    net, (obs_space, action_space) = load_net(run)
+    net, spaces = load_net(run)
     description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
-    description |= {"obs_space": str(obs_space), "action_space": str(action_space), "net": type(net).__name__}
-    description |= run.net_spec._asdict() if isinstance(net, ActorCritic) else {}
+    description |= {"net": net_name(run.net_spec._asdict(), net), **export.usage_of(run.env_id, net, spaces)}
     try:
         if path.suffix == ".onnx":
-            export.write_onnx(path, net, (obs_space, action_space), description)
+            export.write_onnx(path, net, spaces, description)
         else:
             export.write_safetensors(path, net, description)
     except OSError as error:

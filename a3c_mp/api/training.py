@@ -73,6 +73,7 @@ def train(
     Args:
         chapter: `a3c_data`, `impala`, ...: train_a3c_data.py etc.; or the path of a chapter of one's own (.py).
         env_id: an id; or a class, or a function that makes an environment, at the top level of a module.
+        callbacks: one, or several, whose hooks are called in this order.
         settings: as the flags of the chapter, with `_` for `-`; `env_kwargs` may be a dict.
 
     Raises:

@@ -7,7 +7,7 @@ import os
 import shlex
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds
 def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     """The lines that describe a run, for its log at the start."""
     number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
-    parts = [net_name(args, net), number, *settings_parts(args)]
+    parts = [net_name(vars(args), net), number, *settings_parts(args)]
     if found := FOUND.get(args.env_id):
         obs_space, action_space, layout = found
         actions = f"{action_space} {ActionScaling(action_space)}"
@@ -60,9 +60,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     return lines
 
 
-def net_name(args: CommonArgs, net: Any) -> str:
+def net_name(settings: Mapping[str, Any], net: Any) -> str:
     """What a net is called: `MLP 64 64`, `nature net`, or the class of one without such settings."""
-    settings = vars(args)
     if "net" not in settings or hasattr(net, "body") or not isinstance(net, ActorCritic):
         return type(getattr(net, "body", net)).__name__
     name = f"{settings['net']} net" if net.norm.image else f"MLP {' '.join(map(str, settings['hidden']))}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,20 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces.utils import flatdim
 from torch import Tensor, nn
 
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError
 from a3c_mp.errors.describe import describe
 from a3c_mp.nets.actor_critic import ActorCritic
+from a3c_mp.nets.distributions import num_outputs, num_params
 from a3c_mp.run.evaluate import Policy
 from a3c_mp.seeds import seed_global_generators
-from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, Identity, is_atari, make_env, mask_in
+from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, Identity, is_atari, make_env, mask_in, num_choices
+from a3c_mp.wrappers.atari import screen_settings
+from a3c_mp.wrappers.observations import leaves, unprepared
 
 RECORDED = Identity(RECORDER)  # it is open while other environments play
 
@@ -50,6 +55,54 @@ class ExportedPolicy(nn.Module):
             return action if isinstance(self.net, ActorCritic) else output.argmax(dim=-1)
         center, half, low, high = self.scaling
         return (center + half * action).clamp(low, high)
+
+
+def usage_of(env_id: str, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasium.Space]) -> dict[str, Any]:
+    """How a program uses an exported policy, for the metadata of its file; docs/export.md has a loop for each kind.
+
+    Shapes are without the batch's axis. `parts` are those of a structured observation, in order; `screen` is of Atari.
+    """
+    (obs_space, actions), is_policy = spaces, isinstance(net, ActorCritic)
+    obs, action = array_of(obs_space.dtype, obs_space.shape), array_of(actions.dtype, actions.shape)
+    output = array_of(np.float32, (num_params(actions),) if is_policy else actions.shape or (num_outputs(actions),))
+    obs["normalization"] = "in the file: observations are as the environment gives them"
+    if isinstance(actions, Box):
+        action["meaning"] = "center + half * (means of output), clipped to low and high: as the environment takes it"
+        for name in ("center", "half", "low", "high"):  # JSON has no infinity
+            numbers = getattr(ActionScaling(actions), name).ravel().tolist()
+            action[name] = [number if math.isfinite(number) else None for number in numbers]
+        output["meaning"] = "means, then logs of deviations" if is_policy else "means, from -1 to 1"
+        output |= {"mean_limit": net.head.mean_limit} if isinstance(net, ActorCritic) else {}
+    else:
+        action["meaning"] = "the place of the largest output, of each part"
+        output["meaning"] = "logits of each part: softmax gives the probabilities" if is_policy else "Q values"
+        output["parts"] = num_choices(actions).tolist()
+    with closing(make_env(env_id)) as env:
+        if not isinstance(structure := unprepared(env).observation_space, Box):
+            obs["parts"] = list(parts_of(structure))
+        if is_atari(env_id):
+            obs["screen"] = screen_settings(env_id, env)
+    inputs, outputs = {"obs": obs}, {"action": action, "output": output}
+    if lstm_size := getattr(net, "lstm_size", 0):
+        outputs["next_state"] = array_of(np.float32, (lstm_size,))
+        inputs["state"] = outputs["next_state"] | {"meaning": "zeros at the start of an episode, then next_state"}
+    return {"obs_space": str(structure), "action_space": str(actions), "inputs": inputs, "outputs": outputs}
+
+
+def array_of(dtype: Any, shape: tuple[int, ...] | None) -> dict[str, Any]:
+    return {"dtype": str(np.dtype(dtype)), "shape": shape or ()}
+
+
+def parts_of(space: gymnasium.Space) -> Iterator[dict[str, Any]]:
+    """What the numbers of a flattened observation are: each part's name, place, shape; of choices, their numbers."""
+    start = 0
+    for name, part, _ in leaves(space):
+        found = {"name": name, "first": start, "last": start + flatdim(part) - 1, **array_of(part.dtype, part.shape)}
+        if isinstance(part, Discrete | MultiDiscrete):
+            sizes = num_choices(part)
+            found |= {"one_hot": sizes.tolist(), "start": (0 * sizes + np.ravel(part.start)).tolist()}
+        yield found
+        start += flatdim(part)
 
 
 def write_onnx(

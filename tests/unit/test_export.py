@@ -1,16 +1,22 @@
-"""Exported policies: onnxruntime chooses the same actions, and numpy alone can use the weights."""
+"""Exported policies: onnxruntime chooses the same actions, files say how they are used, numpy can use the weights."""
 
 import json
+import re
+from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from envs import Env
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatten
+from harness import ROOT
 
 from a3c_mp.algorithms import ddpg, dqn
-from a3c_mp.nets.build import NetSpec, make_actor_critic
-from a3c_mp.run.export import write_onnx, write_safetensors
-from a3c_mp.wrappers import ActionScaling
+from a3c_mp.nets.build import DEFAULT_NET, NetSpec, make_actor_critic
+from a3c_mp.run.banner import net_name
+from a3c_mp.run.export import parts_of, usage_of, write_onnx, write_safetensors
+from a3c_mp.wrappers import ActionScaling, atari, make_env
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36), np.uint8)
 CHOICE, CHOICES, FORCE = Discrete(4), MultiDiscrete([2, 3]), Box(np.float32([-2, 0]), np.float32([2, 5]))
@@ -30,7 +36,7 @@ def trained(net, space):
 slow = pytest.mark.slow
 CASES = [
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE), VECTOR, CHOICE, id="MLP"),
-    pytest.param(lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE, id="convolutions"),
+    pytest.param(lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE, id="convolutions", marks=slow),
     pytest.param(lambda: make_actor_critic(VECTOR, FORCE), VECTOR, FORCE, id="Gaussian"),
     pytest.param(lambda: make_actor_critic(VECTOR, MIXED), VECTOR, MIXED, id="bounds in part", marks=slow),
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE, NetSpec(lstm=True)), VECTOR, CHOICE, id="LSTM"),
@@ -70,19 +76,117 @@ def test_onnxruntime_chooses_the_same_actions(make_net, obs_space, action_space,
             state = others[1:]
 
 
-def test_numpy_alone_can_use_the_weights(tmp_path):
-    """The recipe of docs/export.md."""
-    safetensors = pytest.importorskip("safetensors.numpy")
+# ---- metadata, and the loops of docs/export.md
+
+
+RICH = Dict({
+    "goal": Box(-1, 1, (2,), np.float32), "hands": Tuple([Discrete(3, start=1), MultiDiscrete([2, 3])]),
+    "load": Discrete(4, start=-1), "on": MultiBinary(2),
+})  # fmt: skip
+
+
+class Game(Env):
+    observation_space = Dict({"goal": Box(-9, 9, (2,), np.float32), "load": Discrete(3, start=1)})
+    obs = {"goal": np.zeros(2, np.float32), "load": 1}  # noqa: RUF012
+
+
+def write(path, env_id, spec=DEFAULT_NET):
+    """Write an untrained policy for an environment as `play.py` does; returns its net, and what is said of its use."""
+    with closing(make_env(env_id)) as env:
+        spaces = env.observation_space, env.action_space
+    torch.manual_seed(0)
+    net = make_actor_critic(*spaces, spec)
+    usage = usage_of(env_id, net, spaces)
+    write_onnx(path / "policy.onnx", net, spaces, {"env_id": env_id, "net": net_name(spec._asdict(), net), **usage})
+    return net, usage
+
+
+def run_block(name, changes=()):
+    """Run a program of the page in the current folder; returns its names."""
+    code = re.search(rf"```python\n(# {name}\n.*?)```", (ROOT / "docs/export.md").read_text(), re.DOTALL)[1]
+    for old, new in changes:
+        assert old in code
+        code = code.replace(old, new)
+    exec(code, names := {})
+    return names
+
+
+@pytest.mark.parametrize(
+    "spec", [pytest.param(DEFAULT_NET, id="MLP", marks=slow), pytest.param(NetSpec(lstm=True), id="LSTM")]
+)
+def test_the_loop_for_vectors_plays_a_game(spec, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "CartPole-v1", spec)
+    assert run_block("play_vector.py")["score"] >= 8
+    assert capsys.readouterr().out.startswith(f"CartPole-v1 MLP 64 64{', LSTM' * spec.lstm} {{'obs': {{'dtype'")
+
+
+def test_the_loop_for_a_dict_joins_its_parts_in_the_order_of_training(monkeypatch, register):
+    env_id, spaces = register("Game-v0", Game), (Box(-9, 9, (5,), np.float32), CHOICE)
+    usage = usage_of(env_id, make_actor_critic(*spaces), spaces)
+    model = SimpleNamespace(custom_metadata_map={"inputs": json.dumps(usage["inputs"])})
+    given = []
+    session = SimpleNamespace(get_modelmeta=lambda: model, run=lambda _, inputs: given.append(inputs) or (0, 0))
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda path: session)
+    names = run_block("play_dict.py")
+    np.testing.assert_array_equal(given[0]["obs"], [[3, 4, 0, 1, 0]])
+    assert given[0]["obs"].dtype == np.float32
+    names["parts"][:] = json.loads(json.dumps(list(parts_of(RICH))))
+    assert [part["name"] for part in names["parts"]] == ["goal", "hands.0", "hands.1", "load", "on"]
+    assert [(part["first"], part["last"]) for part in names["parts"]] == [(0, 1), (2, 4), (5, 9), (10, 13), (14, 15)]
+    RICH.seed(0)
+    for obs in (RICH.sample() for _ in range(20)):
+        values = obs | {"hands.0": obs["hands"][0], "hands.1": obs["hands"][1]}
+        np.testing.assert_array_equal(names["vector"](values)[0], flatten(RICH, obs))
+
+
+def test_the_loop_for_atari_prepares_screens_as_in_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(atari, "NOOP_MAX", 1)  # chance decides how many no-ops there are first
+    net, usage = write(tmp_path, "PongNoFrameskip-v4", NetSpec("a3c"))
+    assert usage["inputs"]["obs"]["shape"] == (4, 84, 84)
+    names = run_block("play_atari.py", [("27_000", "30")])
+    with closing(make_env("PongNoFrameskip-v4")) as env:
+        obs, _ = env.reset(seed=0)
+        for _ in range(30):
+            action, _ = names["session"].run(None, {"obs": obs[None]})
+            obs, *_ = env.step(action[0])
+    np.testing.assert_array_equal(names["obs"][0], obs)
+    with torch.inference_mode():
+        expected = net(torch.from_numpy(names["obs"]))[0]
+    np.testing.assert_allclose(names["session"].run(None, {"obs": names["obs"]})[1], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("make_net", "obs_space", "action_space"), CASES)
+def test_the_metadata_say_how_actions_follow_from_the_output(make_net, obs_space, action_space, register):
+    """With numpy alone, by what they say; they are JSON without NaN or infinity."""
+    obs_space.seed(0), torch.manual_seed(0)
+    changes = {"observation_space": obs_space, "action_space": action_space, "obs": obs_space.sample()}
+    net = trained(make_net(), obs_space)
+    usage = usage_of(register(changes=changes), net, (obs_space, action_space))
+    usage = json.loads(json.dumps(usage, allow_nan=False))
+    obs = torch.from_numpy(np.stack([obs_space.sample() for _ in range(50)]))
+    with torch.inference_mode():
+        output, *_ = net(obs, *(net.initial_state(50) if hasattr(net, "initial_state") else []))
+    said, action = usage["outputs"]["output"], usage["outputs"]["action"]
+    assert said["shape"] == list(output.shape[1:])
+    if isinstance(action_space, Box):
+        center, half, low, high = (np.array(action[name], np.float64) for name in ("center", "half", "low", "high"))
+        low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+        found = (center + half * output.numpy()[:, : len(center)]).clip(low, high)
+    else:
+        parts = np.split(output.numpy(), np.cumsum(said["parts"])[:-1], axis=1)
+        found = np.stack([part.argmax(axis=1) for part in parts], axis=1)
+    found = found.reshape(50, *action["shape"])
+    np.testing.assert_allclose(found, action_of(net, output, action_space), rtol=1e-5)
+
+
+def test_numpy_alone_can_use_the_weights(tmp_path, monkeypatch):
+    pytest.importorskip("safetensors")
+    monkeypatch.chdir(tmp_path)
     net = trained(make_actor_critic(VECTOR, CHOICE), VECTOR)
     write_safetensors(tmp_path / "policy.safetensors", net, {"env_id": "X-v0"})
     obs = 9 * np.stack([VECTOR.sample() for _ in range(NUMBER)])  # some are far from the mean
-    w = safetensors.load_file(tmp_path / "policy.safetensors")
-    z = (obs - w["norm.shift"]) * w["norm.scale"]
-    near = z.clip(-w["norm.knee"], w["norm.knee"])
-    x = (near + np.sign(z) * np.log1p(abs(z - near))).reshape(len(obs), -1)
-    for layer in ("policy.0", "policy.2"):
-        x = np.tanh(x @ w[f"{layer}.weight"].T + w[f"{layer}.bias"])
-    actions = (x @ w["policy.4.weight"].T + w["policy.4.bias"]).argmax(axis=1)
-    np.testing.assert_array_equal(actions, net(torch.from_numpy(obs))[0].argmax(1))
+    np.testing.assert_array_equal(run_block("weights.py")["choose"](obs), net(torch.from_numpy(obs))[0].argmax(1))
     header = (tmp_path / "policy.safetensors").read_bytes()
     assert json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"] == {"env_id": '"X-v0"'}
