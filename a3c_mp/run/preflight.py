@@ -26,6 +26,7 @@ from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.precision import make_deterministic
+from a3c_mp.processes import memory_order
 from a3c_mp.processes.slots import GIB, MIB, free_memory
 
 FILES, FILES_PER_ACTOR = 64, 4  # open files of a trainer without actors, which has about 15; three pipes and a sentinel
@@ -106,13 +107,16 @@ def _in_gib(needed: int, free: int) -> tuple[float, float]:
 
 
 def check_system() -> None:
-    """Raise ConfigError on anything but Linux on a processor with ordered stores."""
+    """Raise ConfigError on anything but Linux on a processor whose order of loads and stores is known."""
     if (system := platform.system()) != "Linux":
         why = "processes share memory (memfd_create) and end with their parent (prctl) by calls that only Linux has"
         raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
-    if (machine := platform.machine()).lower() not in ("x86_64", "amd64"):
-        why = "weights and replay are shared without locks, which relies on the memory order of x86-64"
-        raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
+    if (machine := platform.machine()).lower() not in (*memory_order.ORDERED, *memory_order.BY_BARRIERS):
+        why = "processes share memory without locks, in an order of loads and stores shown for x86-64 and aarch64"
+        raise ConfigError("machine", machine, why, "use a machine with one of these processors")
+    if memory_order.full_barrier(machine) is None:
+        why = f"processes share memory by the barrier of {memory_order.LIBRARY}, which is missing"
+        raise ConfigError("machine", machine, why, "install it (Debian, Ubuntu: apt install libatomic1)")
 
 
 def check_temporary_folder() -> None:
