@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-ORDERED, BY_BARRIERS = ("x86_64", "amd64"), ("aarch64", "arm64")  # names of processors that are known
 LIBRARY = "libatomic.so.1"
 SEQ_CST = 5  # memory_order_seq_cst of C11: a full barrier
 
 
 def full_barrier(machine: str) -> Callable[[], object] | None:
-    """A function that is a full memory barrier where the processor needs one; None if there is none."""
-    if machine.lower() in ORDERED:
+    """A function that is a full memory barrier, or nothing where the processor needs none; None if it is not known."""
+    if machine.lower() in ("x86_64", "amd64"):
         return lambda: None
-    with suppress(OSError, AttributeError):
-        return partial(ctypes.PyDLL(LIBRARY).atomic_thread_fence, SEQ_CST)  # keeps the GIL, as it takes nanoseconds
+    if machine.lower() in ("aarch64", "arm64"):
+        with suppress(OSError, AttributeError):
+            return partial(ctypes.PyDLL(LIBRARY).atomic_thread_fence, SEQ_CST)  # keeps the GIL, as it takes nanoseconds
     return None
 
 

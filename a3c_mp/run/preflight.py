@@ -111,12 +111,11 @@ def check_system() -> None:
     if (system := platform.system()) != "Linux":
         why = "processes share memory (memfd_create) and end with their parent (prctl) by calls that only Linux has"
         raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
-    if (machine := platform.machine()).lower() not in (*memory_order.ORDERED, *memory_order.BY_BARRIERS):
-        why = "processes share memory without locks, in an order of loads and stores shown for x86-64 and aarch64"
-        raise ConfigError("machine", machine, why, "use a machine with one of these processors")
-    if memory_order.full_barrier(machine) is None:
-        why = f"processes share memory by the barrier of {memory_order.LIBRARY}, which is missing"
-        raise ConfigError("machine", machine, why, "install it (Debian, Ubuntu: apt install libatomic1)")
+    if memory_order.full_barrier(machine := platform.machine()) is None:
+        why = f"processes share memory without locks, which needs x86-64, or aarch64 and {memory_order.LIBRARY}"
+        raise ConfigError(
+            "machine", machine, why, "on aarch64 install it (Debian, Ubuntu: libatomic1; Fedora: libatomic)"
+        )
 
 
 def check_temporary_folder() -> None:
