@@ -2,7 +2,7 @@
 FROM python:3.12-slim
 
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends git make \
+    && apt-get install --yes --no-install-recommends git libatomic1 make \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /a3c-mp
 COPY Makefile pyproject.toml requirements.txt requirements-all.txt ./

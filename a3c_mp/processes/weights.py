@@ -2,8 +2,8 @@
 
 There are two buffers. Version v is written to buffer v % 2 while readers still find version v - 1 in the other one.
 A reader copies, then checks whether the learner has started to overwrite what it copied; if so it copies the newer
-version. There is no lock, so a process killed at any instant leaves nothing locked. It relies on stores that become
-visible in their order, as on x86-64; `preflight.check_system` refuses other processors.
+version. There is no lock, so a process killed at any instant leaves nothing locked. What the counters announce is seen
+in its order, see `memory_order`.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from a3c_mp.processes.memory_order import publish_counters, read_counters
 from a3c_mp.processes.slots import pin, shared_bytes, shared_counters
 
 PUBLISHED, WRITING = 0, 1
@@ -46,12 +47,17 @@ class Weights:
     @property
     def version(self) -> int:
         """The newest version that is complete, from 0."""
-        return int(self.versions[PUBLISHED])
+        return int(read_counters(self.versions[PUBLISHED]))
+
+    @property
+    def _writing(self) -> int:
+        """The version that is being written, or was last."""
+        return int(read_counters(self.versions[WRITING]))
 
     def publish(self, net: nn.Module) -> int:
         """Write the values of `net` as the next version, and return its number; only the learner calls this."""
         version = self.version + 1
-        self.versions[WRITING] = version
+        publish_counters(self.versions[WRITING], version)
         tensors = _tensors(net)
         if tensors[0].device == self.buffers.device:
             torch._foreach_copy_(self._views(version), tensors)
@@ -59,7 +65,7 @@ class Weights:
             values = torch.cat([tensor.flatten() for tensor in tensors]).to(self.buffers.dtype)
             self.buffers[version % 2].copy_(values)  # waits for the GPU
         self._wait_for_copies()
-        self.versions[PUBLISHED] = version
+        publish_counters(self.versions[PUBLISHED], version)
         return version
 
     def load(self, net: nn.Module, version: int | None = None) -> int:
@@ -69,11 +75,11 @@ class Weights:
         """
         while True:
             found = self.version if version is None else version
-            if version is not None and not max(int(self.versions[WRITING]) - 1, 0) <= version <= self.version:
+            if version is not None and not max(self._writing - 1, 0) <= version <= self.version:
                 raise LookupError(f"weights version {version} asked for, {self.version} is the newest of two")
             torch._foreach_copy_(_tensors(net), self._views(found))
             self._wait_for_copies()
-            if self.versions[WRITING] < found + 2:  # otherwise the learner started to overwrite it meanwhile
+            if self._writing < found + 2:  # otherwise the learner started to overwrite it meanwhile
                 return found
 
     def read(self) -> tuple[int, Tensor]:
@@ -82,7 +88,7 @@ class Weights:
             found = self.version
             values = self.buffers[found % 2].clone()
             self._wait_for_copies()
-            if self.versions[WRITING] < found + 2:
+            if self._writing < found + 2:
                 return found, values
 
     def versions_in_flight(self, rollouts: int) -> list[int]:

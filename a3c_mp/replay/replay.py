@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.memory_order import publish_counters, read_counters
 from a3c_mp.processes.slots import page_locked
 from a3c_mp.replay.shards import Shards, spread
 from a3c_mp.replay.sum_tree import SumTree
@@ -84,7 +85,7 @@ class Replay:
         """
         lanes = self.shards.lanes(shard)
         with self._lock:
-            committed = self.shards.committed[lanes].copy()  # read before the rows below it
+            committed = read_counters(self.shards.committed[lanes])  # before the rows below it
             self.written[lanes] = self.shards.written[lanes]
             lane, row = spread(np.maximum(self.seen[lanes], self.tail[lanes]), committed, lanes.start)
             self.seen[lanes] = committed
@@ -113,7 +114,7 @@ class Replay:
             self.size -= int(np.count_nonzero(self.tree[self._leaf(lane, row)]))
             self._set(lane, row, np.zeros(len(row)))
             self.tail[lanes] = tail
-            shards.writable_until[lanes] = np.maximum(shards.writable_until[lanes], free_from + shards.rows)
+            publish_counters(until := shards.writable_until[lanes], np.maximum(until, free_from + shards.rows))
 
     def roll_back(self, shard: int) -> None:
         """Discard what a dead writer has written since the last `ingest`; its successor writes it again.
@@ -132,7 +133,7 @@ class Replay:
         strata = np.arange(batch_size) + self.rng.random(batch_size)
         lane, row = self._fill(out, strata / batch_size)
         # Meanwhile another thread may have retired rows that were read here, and an actor may have overwritten them.
-        while len(late := np.flatnonzero(row < self.tail[lane])):
+        while len(late := np.flatnonzero(row < read_counters(self.tail)[lane])):
             others = Batch.empty(self.shards, len(late))
             lane[late], row[late] = self._fill(others, self.rng.random(len(late)))
             for field, other in zip(out, others, strict=True):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from a3c_mp.processes.memory_order import publish_counters, read_counters
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay.shards import Shards, spread
 
@@ -91,7 +92,7 @@ class Writer:
         """
         cut = step.terminated if step.life_lost is None else step.terminated | step.life_lost
         truncated = step.truncated & ~step.terminated
-        row, writable_until = self.row.copy(), self.arrays["writable_until"]
+        row, writable_until = self.row.copy(), read_counters(self.arrays["writable_until"])
         if (row + 1 + truncated > writable_until).any():
             raise RuntimeError(f"no room in the replay: rows {row}, writable until {writable_until}; call make_room")
         self._append(self.env, step.obs, step.action, step.mask)
@@ -100,9 +101,9 @@ class Writer:
             ended = np.flatnonzero(truncated)
             final_mask = None if step.final_mask is None else step.final_mask[ended]
             self._append(ended, step.final_obs[ended], None, final_mask)
-        self.arrays["written"][:] = self.row
+        publish_counters(self.arrays["written"], self.row)
         self._add_to_returns(step, row, cut, cut | truncated)
-        self.arrays["committed"][:] = self.row - self.pending.sum(axis=0)
+        publish_counters(self.arrays["committed"], self.row - self.pending.sum(axis=0))
         self.t[step.terminated | step.truncated] = 0
 
     def _add_to_returns(self, step: EnvStep, row: np.ndarray, cut: np.ndarray, done: np.ndarray) -> None:

@@ -26,6 +26,7 @@ from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.precision import make_deterministic
+from a3c_mp.processes import memory_order
 from a3c_mp.processes.slots import GIB, MIB, free_memory
 
 FILES, FILES_PER_ACTOR = 64, 4  # open files of a trainer without actors, which has about 15; three pipes and a sentinel
@@ -106,13 +107,15 @@ def _in_gib(needed: int, free: int) -> tuple[float, float]:
 
 
 def check_system() -> None:
-    """Raise ConfigError on anything but Linux on a processor with ordered stores."""
+    """Raise ConfigError on anything but Linux on a processor whose order of loads and stores is known."""
     if (system := platform.system()) != "Linux":
         why = "processes share memory (memfd_create) and end with their parent (prctl) by calls that only Linux has"
         raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
-    if (machine := platform.machine()).lower() not in ("x86_64", "amd64"):
-        why = "weights and replay are shared without locks, which relies on the memory order of x86-64"
-        raise ConfigError("machine", machine, why, "use a machine with an Intel or AMD processor")
+    if memory_order.full_barrier(machine := platform.machine()) is None:
+        why = f"processes share memory without locks, which needs x86-64, or aarch64 and {memory_order.LIBRARY}"
+        raise ConfigError(
+            "machine", machine, why, "on aarch64 install it (Debian, Ubuntu: libatomic1; Fedora: libatomic)"
+        )
 
 
 def check_temporary_folder() -> None:

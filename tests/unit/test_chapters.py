@@ -287,7 +287,9 @@ def test_observations_too_wide_for_the_nets_of_learner_and_actors_are_refused(
 
 @EVERY_ONE_OF_ALL
 def test_another_processor_or_system_is_refused_before_the_start(chapter, refused, monkeypatch):
-    monkeypatch.setattr(limits.platform, "machine", lambda: "aarch64")
-    assert "error: machine=aarch64: " in refused(chapter.module.main, chapter.flags)
+    monkeypatch.setattr(limits.memory_order, "LIBRARY", "libmissing.so.1")
+    for machine in ("riscv64", "aarch64"):
+        monkeypatch.setattr(limits.platform, "machine", lambda name=machine: name)
+        assert f"error: machine={machine}: processes share memory" in refused(chapter.module.main, chapter.flags)
     monkeypatch.setattr(limits.platform, "system", lambda: "Darwin")
     assert "error: system=Darwin: " in refused(chapter.module.main, chapter.flags)
