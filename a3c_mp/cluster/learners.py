@@ -1,4 +1,4 @@
-"""Learners 1, 2, ... of a run on the nodes of a Ray cluster; learner 0 is the process that the user started.
+"""Learners 1, 2, ... of a run on the nodes of a Ray cluster; learner 0 is a child of the run's driver.
 
 Gradients go from learner to learner, by gloo or NCCL, over the network interfaces of their nodes, not through Ray.
 """
