@@ -1,15 +1,16 @@
 """Kills at random moments: does a run lose, hang on or leave anything where one of its processes gets SIGKILL?
 
-Each kill has a short run of its own, which has to end as it should within a time limit: a deterministic one with the
-weights of an undisturbed one, others after all of their steps. Nothing may be left of it then: no process, no shared
-memory, no temporary folder. Ends with code 1 if one did not.
+A short run, some of whose processes are killed, has to end as it should within a time limit: a deterministic one with
+the weights of an undisturbed one, others after all of their steps. Nothing may be left of it then: no process, no
+shared memory, no temporary folder. Ends with code 1 if one did not.
 
     python bench/kills.py                                    # 20 kills of each kind
-    python bench/kills.py --rows trainer shard --kills 50
+    python bench/kills.py --rows trainer shard --kills 50 --per-run 1
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
@@ -17,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,12 +38,14 @@ from bench.common import ROOT, read_summary
 from bench.outside import POLL_SECONDS, command_of, processes_of
 from bench.records import Result, begin, in_turns, markdown_table, measure
 
+SHARE = 0.5
+"""longest time to a kill, as a share of an undisturbed run's"""
 LEFT_SECONDS = 20.0
 """longest time from the end of a run to that of its last process, file and folder"""
-EVERY = "--env-id=CartPole-v1 --stop-return=501 --num-envs=4 --checkpoint-steps=1000 --run-name=r"
+EVERY = "--env-id=CartPole-v1 --stop-return=501 --num-envs=4 --checkpoint-steps=1000 --run-name=r --max-restarts=100"
 IMPALA = f"train_ray.py {EVERY} --deterministic --num-actors=2 --unroll-length=8 --batch-unrolls=2 --total-steps=12000"
 TWO = f"{IMPALA} --num-learners=2 --replay-proportion=0"
-DQN = f"train_ray.py {EVERY} --algo=dqn --replay-size=8000 --learning-starts=400 --replay-ratio=1 --total-steps=20000"
+DQN = f"train_ray.py {EVERY} --algo=dqn --num-actors=2 --replay-size=8000 --learning-starts=400 --replay-ratio=1 --total-steps=20000"
 POPULATION = (
     f"train_population.py {EVERY} --population=2 --units-range 16 64 --mutate-none=0 --generation-steps=1000 "
     "--learning-starts=100 --eval-episodes=4 --total-steps=10000"
@@ -95,9 +98,11 @@ class Args:
     rows: tuple[str, ...] = ("member", "rank", "trainer", "shard", "node")
     """what is killed: a member of a population, one of its ranks, one of two trainers on Ray, a replay shard, a node"""
     kills: Annotated[int, Between(1)] = 20
-    """of each kind, each in a run of its own"""
+    """of each kind"""
+    per_run: Annotated[int, Between(1)] = 4
+    """kills of one run; fewer, where it ends before"""
     limit: Annotated[float, Between(10)] = 600.0
-    """longest time that a run may take (s)"""
+    """longest time from the last kill to the end of a run (s)"""
     seed: int = 1
     """of the moments"""
     out: Path | None = None
@@ -133,14 +138,9 @@ class Place:
     def wait_for(self, text: str) -> None:
         """Wait until a process has printed something."""
         while text not in self.output:
-            if self.has_ended(POLL_SECONDS):
+            if any(process.poll() is not None for process in self.started):
                 raise SystemExit(self.output)
-
-    def has_ended(self, seconds: float) -> bool:
-        """Wait until the newest process has ended, for so long at most. Returns whether it has."""
-        with suppress(subprocess.TimeoutExpired):
-            self.started[-1].wait(seconds)
-        return self.started[-1].returncode is not None
+            time.sleep(POLL_SECONDS)
 
     @property
     def output(self) -> str:
@@ -178,51 +178,82 @@ def is_used(path: Path) -> bool:
     return False
 
 
-@contextmanager
-def running(kind: Kind, command: str) -> Iterator[tuple[Place, list[str], Callable[[], Processes]]]:
-    """Start a run, the newest process of its place; its command, and what can be killed of it."""
-    script, *flags = command.split()
-    with Place() as place:
-        words, roots = [*kind.launcher, str(ROOT / script), *flags], place.started
+class Running:
+    """A run in a place of its own, and of some kinds the two nodes that it is on."""
+
+    def __init__(self, kind: Kind, command: str, place: Place):
+        self.kind, self.place, self.address = kind, place, f"127.0.0.1:{free_port()}"
+        script, *flags = command.split()
+        self.words = [*kind.launcher, str(ROOT / script), *flags]
         if kind.kills_node:
-            port = free_port()
-            place.start("-m", "a3c_mp.cluster", "head", f"--port={port}", "--num-cpus=2")
+            place.start("-m", "a3c_mp.cluster", "head", f"--port={self.address.partition(':')[2]}", "--num-cpus=2")
             place.wait_for("cluster at")
-            roots = [place.start("-m", "a3c_mp.cluster", "join", f"127.0.0.1:{port}", "--num-cpus=1")]
+            self.join()
             place.wait_for("joined the cluster at")
-            words.append(f"--address=127.0.0.1:{port}")
-        place.start(*words)
-        while not (victims := lambda: kind.victims(processes_of(roots[0].pid)))() and not place.has_ended(POLL_SECONDS):
+            self.words.append(f"--address={self.address}")
+        self.process = place.start(*self.words)
+
+    def join(self) -> None:
+        """Start a second node."""
+        self.node = self.place.start("-m", "a3c_mp.cluster", "join", self.address, "--num-cpus=1")
+
+    def has_ended(self, seconds: float) -> bool:
+        """Wait for the end of the run, for so long at most. Returns whether it has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.returncode is not None
+
+    def victims(self) -> Processes:
+        return self.kind.victims(processes_of((self.node if self.kind.kills_node else self.process).pid))
+
+    def wait_for_victims(self) -> bool:
+        """Wait until there is something to kill. Returns whether there is, or the run has ended."""
+        while not (found := self.victims()) and not self.has_ended(0.5):
             pass
-        yield place, words, victims
+        return bool(found)
+
+    def kill(self, rng: random.Random) -> list[str]:
+        """Kill one of the processes that are to be killed, or a whole node; returns their command lines."""
+        found = self.victims()
+        chosen = rng.sample(found, len(found) if self.kind.kills_node else min(len(found), 1))
+        killed = [command_of(each)[-60:] for each in chosen]
+        for each in chosen:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        return killed
+
+    def replace(self, limit: float) -> None:
+        """Start what a user would start again after a kill."""
+        if self.kind.kills_node:
+            self.join()
+        if self.kind.resumes and self.has_ended(limit) and self.process.returncode:
+            self.process = self.place.start(*self.words, "--resume-or-start")
 
 
 @cache
 def undisturbed(kind: Kind, command: str, limit: float) -> tuple[float, str]:
     """How long a run lasts from the start of what can be killed to its end (s), and its weights."""
-    with running(kind, command) as (place, *_):
+    with Place() as place:
+        run = Running(kind, command, place)
+        run.wait_for_victims()
         began = time.monotonic()
-        if not place.has_ended(limit) or place.started[-1].returncode:
+        if not run.has_ended(limit) or run.process.returncode:
             raise SystemExit(place.output)
         return time.monotonic() - began, read_summary(place.folder / "runs/r")["weights_sha256"]
 
 
-def kill_once(kind: Kind, command: str, rng: random.Random, limit: float) -> Result:
-    """A run and a kill; `killed` is empty if the run ended before. `problems` is if all went as it should."""
+def kill_some(kind: Kind, command: str, rng: random.Random, number: int, limit: float) -> Result:
+    """A run and so many kills, or fewer if it ends before; `problems` is empty if all went as it should."""
     seconds, weights = undisturbed(kind, command, limit)
-    with running(kind, command) as (place, words, victims):
-        place.has_ended(moment := rng.uniform(0, seconds))
-        found = [] if place.has_ended(0) else victims()
-        chosen = rng.sample(found, len(found) if kind.kills_node else min(len(found), 1))
-        killed, began = [command_of(each)[-60:] for each in chosen], time.monotonic()
-        for each in chosen:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-        has_ended, ended_after = place.has_ended(limit), time.monotonic() - began
-        if kind.resumes and has_ended and place.started[-1].returncode:
-            place.start(*words, "--resume-or-start")
-            has_ended = place.has_ended(limit)
-        code, problems = place.started[-1].returncode, [] if has_ended else ["it hangs"]
+    kills = list[list[str]]()
+    with Place() as place:
+        run, began = Running(kind, command, place), time.monotonic()
+        while len(kills) < number and run.wait_for_victims() and not run.has_ended(rng.uniform(0, SHARE * seconds)):
+            if killed := run.kill(rng):
+                kills.append(killed)
+                run.replace(limit)
+        problems = [] if run.has_ended(limit) else [f"it has not ended {limit:.0f} s after the last kill"]
+        code, passed = run.process.returncode, time.monotonic() - began
         for process in place.started:  # nodes
             process.terminate()
         with suppress(OSError):
@@ -231,21 +262,18 @@ def kill_once(kind: Kind, command: str, rng: random.Random, limit: float) -> Res
             problems += ["other weights"] if kind.is_deterministic and summary["weights_sha256"] != weights else []
         problems += [f"exit code {code}"] if code != 0 else []
         problems += [f"left behind: {each}" for each in place.left()]
-        return {
-            "killed": killed, "moment": round(moment, 2), "ended_after": round(ended_after, 2),
-            "problems": problems, "output": place.output[-4000:] if problems else "",
-        }  # fmt: skip
+        output = place.output[-6000:] if problems else ""
+    return {"kills": kills, "seconds": round(passed, 1), "problems": problems, "output": output}
 
 
 def table(result: Result) -> str:
-    """Of each kind: kills, how many runs ended as they should, and how long they took from the kill on (s)."""
+    """Of each kind: kills, in how many runs, how many of these ended as they should, and how long they took (s)."""
     rows = []
     for kind in dict.fromkeys(run["row"] for run in result["runs"]):
         runs = [run for run in result["runs"] if run["row"] == kind]
-        times = sorted(run["ended_after"] for run in runs)
-        right = sum(not run["problems"] for run in runs)
-        rows.append([kind, str(len(runs)), str(right), f"{times[len(times) // 2]:.0f}", f"{times[-1]:.0f}"])
-    return markdown_table(["killed", "kills", "as it should", "ended after (s), median", "at most"], rows)
+        counts = sum(len(run["kills"]) for run in runs), len(runs), sum(not run["problems"] for run in runs)
+        rows.append([kind, *map(str, counts), f"{max(run['seconds'] for run in runs):.0f}"])
+    return markdown_table(["killed", "kills", "runs", "as they should", "seconds at most"], rows)
 
 
 def main() -> int:
@@ -253,16 +281,17 @@ def main() -> int:
     if flags or not set(args.rows) <= KINDS.keys():
         raise ConfigError("rows", " ".join([*args.rows, *flags]), f"must be of {', '.join(KINDS)}")
     settings = {row: {"commands": KINDS[row].commands} for row in args.rows}
+    runs = math.ceil(args.kills / args.per_run)
     path, result = begin("kills", args, "CartPole-v1", settings)
 
     def run(row: str, seed: int) -> Result:
         rng, kind = random.Random(f"{args.seed} {row} {seed}"), KINDS[row]
-        while True:
-            found = kill_once(kind, kind.commands[seed % len(kind.commands)], rng, args.limit)
-            if found["killed"]:
+        while True:  # until one has been killed before its end
+            found = kill_some(kind, kind.commands[seed % len(kind.commands)], rng, args.per_run, args.limit)
+            if found["kills"] or found["problems"]:
                 return found
 
-    result = measure(path, result, in_turns(args.rows, args.kills), run, table)
+    result = measure(path, result, in_turns(args.rows, runs), run, table)
     return 1 if any(run["problems"] for run in result["runs"]) else 0
 
 

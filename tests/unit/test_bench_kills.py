@@ -24,8 +24,7 @@ def place(monkeypatch):
 
 def test_what_a_run_leaves_is_found_and_ended(place):
     name = f"test-{place.folder.name}"
-    place.start("-c", LEAVES, name)
-    assert place.has_ended(30)
+    assert place.start("-c", LEAVES, name).wait(30) == 0
     try:
         process, *paths = (found for found in place.left() if place.folder.name in found or "sleep" in found)
         assert "time.sleep(60)" in process
@@ -45,6 +44,7 @@ def test_a_table_counts_what_ended_as_it_should(place):
     assert kills.trainers([me, child]) == [child]
     assert sys.executable in kills.command_of(child)
     runs = [
-        {"row": "shard", "ended_after": seconds, "problems": found} for seconds, found in ((3, []), (9, ["it hangs"]))
+        {"row": "shard", "kills": [["a"], ["b"]], "seconds": seconds, "problems": found}
+        for seconds, found in ((3, []), (9, ["exit code 1"]))
     ]
-    assert kills.table({"runs": runs}).splitlines()[-1].replace(" ", "") == "|shard|2|1|9|9|"
+    assert kills.table({"runs": runs}).splitlines()[-1].replace(" ", "") == "|shard|4|2|1|9|"
