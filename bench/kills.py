@@ -45,7 +45,8 @@ LEFT_SECONDS = 20.0
 EVERY = "--env-id=CartPole-v1 --stop-return=501 --num-envs=4 --checkpoint-steps=1000 --run-name=r --max-restarts=100"
 IMPALA = f"train_ray.py {EVERY} --deterministic --num-actors=2 --unroll-length=8 --batch-unrolls=2 --total-steps=12000"
 TWO = f"{IMPALA} --num-learners=2 --replay-proportion=0"
-DQN = f"train_ray.py {EVERY} --algo=dqn --num-actors=2 --replay-size=8000 --learning-starts=400 --replay-ratio=1 --total-steps=20000"
+REPLAY = "--replay-size=8000 --learning-starts=400 --replay-ratio=1 --total-steps=20000"
+DQN = f"train_ray.py {EVERY} --algo=dqn --num-actors=2 {REPLAY}"
 POPULATION = (
     f"train_population.py {EVERY} --population=2 --units-range 16 64 --mutate-none=0 --generation-steps=1000 "
     "--learning-starts=100 --eval-episodes=4 --total-steps=10000"
@@ -59,7 +60,7 @@ class Kind(NamedTuple):
     """What is killed, and in which runs."""
 
     commands: tuple[str, ...]  # in turns
-    victims: Callable[[Processes], Processes]  # among the processes of a run, or of a node
+    victims: tuple[Callable[[Processes], Processes], ...]  # among the processes of a run, or of a node; one by chance
     launcher: tuple[str, ...] = ()
     is_deterministic: bool = True
     resumes: bool = False  # whether a kill ends the run, and it goes on with --resume
@@ -71,10 +72,9 @@ def named(word: str) -> Callable[[Processes], Processes]:
     return lambda processes: [each for each in processes[1:] if word in command_of(each)]
 
 
-def trainers(processes: Processes) -> Processes:
-    """Trainer 0, which is the driver's child, and trainer 1."""
-    first = [each for each in named("train_ray.py")(processes) if each.ppid() == processes[0].pid]
-    return first + named("ray::RayLearner")(processes)
+def child(processes: Processes) -> Processes:
+    """Trainer 0: the driver's child."""
+    return [each for each in named("train_ray.py")(processes) if each.ppid() == processes[0].pid]
 
 
 def but_guardian(processes: Processes) -> Processes:
@@ -83,11 +83,11 @@ def but_guardian(processes: Processes) -> Processes:
 
 
 KINDS = {
-    "member": Kind((POPULATION,), named("spawn_main")),
-    "rank": Kind((POPULATION,), named("train_population.py"), tuple(RANKS), resumes=True),
-    "trainer": Kind((TWO,), trainers),
-    "shard": Kind((DQN,), named("ray::ReplayShard"), is_deterministic=False),
-    "node": Kind((f"{IMPALA} --placement=spread", TWO), but_guardian, kills_node=True),
+    "member": Kind((POPULATION,), (named("spawn_main"),)),
+    "rank": Kind((POPULATION,), (named("train_population.py"),), tuple(RANKS), resumes=True),
+    "trainer": Kind((TWO,), (child, named("ray::RayLearner"))),
+    "shard": Kind((DQN,), (named("ray::ReplayShard"),), is_deterministic=False),
+    "node": Kind((f"{IMPALA} --placement=spread", TWO), (but_guardian,), kills_node=True),
 }
 
 
@@ -203,20 +203,20 @@ class Running:
             self.process.wait(seconds)
         return self.process.returncode is not None
 
-    def victims(self) -> Processes:
-        return self.kind.victims(processes_of((self.node if self.kind.kills_node else self.process).pid))
+    def victims(self, which: int) -> Processes:
+        return self.kind.victims[which](processes_of((self.node if self.kind.kills_node else self.process).pid))
 
-    def wait_for_victims(self) -> bool:
+    def wait_for_victims(self, which: int) -> bool:
         """Wait until there is something to kill. Returns whether there is, or the run has ended."""
-        while not (found := self.victims()) and not self.has_ended(0.5):
+        while not (found := self.victims(which)) and not self.has_ended(0.5):
             pass
         return bool(found)
 
-    def kill(self, rng: random.Random) -> list[str]:
+    def kill(self, rng: random.Random, which: int) -> list[str]:
         """Kill one of the processes that are to be killed, or a whole node; returns their command lines."""
-        found = self.victims()
+        found = self.victims(which)
         chosen = rng.sample(found, len(found) if self.kind.kills_node else min(len(found), 1))
-        killed = [command_of(each)[-60:] for each in chosen]
+        killed = [command_of(each).strip()[-60:] for each in chosen]
         for each in chosen:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
@@ -235,7 +235,7 @@ def undisturbed(kind: Kind, command: str, limit: float) -> tuple[float, str]:
     """How long a run lasts from the start of what can be killed to its end (s), and its weights."""
     with Place() as place:
         run = Running(kind, command, place)
-        run.wait_for_victims()
+        run.wait_for_victims(0)
         began = time.monotonic()
         if not run.has_ended(limit) or run.process.returncode:
             raise SystemExit(place.output)
@@ -248,8 +248,8 @@ def kill_some(kind: Kind, command: str, rng: random.Random, number: int, limit: 
     kills = list[list[str]]()
     with Place() as place:
         run, began = Running(kind, command, place), time.monotonic()
-        while len(kills) < number and run.wait_for_victims() and not run.has_ended(rng.uniform(0, SHARE * seconds)):
-            if killed := run.kill(rng):
+        while len(kills) < number and run.wait_for_victims(which := rng.randrange(len(kind.victims))):
+            if not run.has_ended(rng.uniform(0, SHARE * seconds)) and (killed := run.kill(rng, which)):
                 kills.append(killed)
                 run.replace(limit)
         problems = [] if run.has_ended(limit) else [f"it has not ended {limit:.0f} s after the last kill"]

@@ -41,7 +41,7 @@ def test_a_table_counts_what_ended_as_it_should(place):
     place.wait_for("ready")
     me = psutil.Process()
     child = psutil.Process(place.started[0].pid)
-    assert kills.trainers([me, child]) == [child]
+    assert kills.child([me, child]) == [child]
     assert sys.executable in kills.command_of(child)
     runs = [
         {"row": "shard", "kills": [["a"], ["b"]], "seconds": seconds, "problems": found}
