@@ -116,7 +116,7 @@ def make_setup(args: Any, make: Callable[[Any], Setup], start: Start) -> Setup:
 @contextmanager
 def join_cluster(args: Any, run: Run, setup: Setup, start: Start) -> Iterator[Connection]:
     """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
-    run.progress.budget_since = start.since
+    run.count_time_from(start.since)
     address = None if args.address is None else find_cluster(args.address, args.token_file)
     num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
     sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}

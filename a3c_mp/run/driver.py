@@ -67,8 +67,8 @@ def drive(args: CommonArgs) -> int:
     for signum in SIGNALS:
         if signum not in IGNORED_AT_START:
             signal.signal(signum, forward)
-    folder = args.resume or args.runs_dir / name_of_new(args, args.algorithm)
-    place = [] if args.resume else [f"--run-name={folder.name}"]
+    name = name_of_new(args, args.algorithm)
+    folder, place = (args.resume, []) if args.resume else (args.runs_dir / name, [f"--run-name={name}"])
     restarts, since = 0, time.monotonic()
     while not received:
         command = [sys.executable, *sys.orig_argv[1:], *place]
