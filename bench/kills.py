@@ -10,7 +10,6 @@ shared memory, no temporary folder. Ends with code 1 if one did not.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import shutil
@@ -36,7 +35,7 @@ from a3c_mp.run.script import exit_with
 from bench.attack import free_port
 from bench.common import ROOT, read_summary
 from bench.outside import POLL_SECONDS, command_of, processes_of
-from bench.records import Result, begin, in_turns, markdown_table, measure
+from bench.records import Result, begin, markdown_table, measure
 
 SHARE = 0.5
 """longest time to a kill, as a share of an undisturbed run's"""
@@ -51,8 +50,7 @@ POPULATION = (
     f"train_population.py {EVERY} --population=2 --units-range 16 64 --mutate-none=0 --generation-steps=1000 "
     "--learning-starts=100 --eval-episodes=4 --total-steps=10000"
 )
-RANKS = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0"]
-
+RANKS = "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0"
 Processes = list[psutil.Process]
 
 
@@ -77,17 +75,17 @@ def child(processes: Processes) -> Processes:
     return [each for each in named("train_ray.py")(processes) if each.ppid() == processes[0].pid]
 
 
-def but_guardian(processes: Processes) -> Processes:
+def node(processes: Processes) -> Processes:
     """All of a node but the process that removes the rest: where that is killed too, a folder stays."""
     return [each for each in processes if "guardian.py" not in command_of(each)]
 
 
 KINDS = {
     "member": Kind((POPULATION,), (named("spawn_main"),)),
-    "rank": Kind((POPULATION,), (named("train_population.py"),), tuple(RANKS), resumes=True),
+    "rank": Kind((POPULATION,), (named("train_population.py"),), RANKS, resumes=True),
     "trainer": Kind((TWO,), (child, named("ray::RayLearner"))),
     "shard": Kind((DQN,), (named("ray::ReplayShard"),), is_deterministic=False),
-    "node": Kind((f"{IMPALA} --placement=spread", TWO), (but_guardian,), kills_node=True),
+    "node": Kind((f"{IMPALA} --placement=spread", TWO), (node,), kills_node=True),
 }
 
 
@@ -121,11 +119,10 @@ class Place:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for process in self.processes():
+        for process in (*self.processes(), *self.started):
             with suppress(psutil.Error):
                 process.kill()
-        for each in self.started:
-            each.wait()
+                process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, *words: str) -> subprocess.Popen:
@@ -137,12 +134,11 @@ class Place:
 
     def wait_for(self, text: str) -> None:
         """Wait until a process has printed something."""
-        while text not in self.output:
+        while text not in self.output():
             if any(process.poll() is not None for process in self.started):
-                raise SystemExit(self.output)
+                raise SystemExit(self.output())
             time.sleep(POLL_SECONDS)
 
-    @property
     def output(self) -> str:
         return (self.folder / "output.txt").read_text()
 
@@ -183,8 +179,7 @@ class Running:
 
     def __init__(self, kind: Kind, command: str, place: Place):
         self.kind, self.place, self.address = kind, place, f"127.0.0.1:{free_port()}"
-        script, *flags = command.split()
-        self.words = [*kind.launcher, str(ROOT / script), *flags]
+        self.words = [*kind.launcher, *f"{ROOT}/{command}".split()]
         if kind.kills_node:
             place.start("-m", "a3c_mp.cluster", "head", f"--port={self.address.partition(':')[2]}", "--num-cpus=2")
             place.wait_for("cluster at")
@@ -238,7 +233,7 @@ def undisturbed(kind: Kind, command: str, limit: float) -> tuple[float, str]:
         run.wait_for_victims(0)
         began = time.monotonic()
         if not run.has_ended(limit) or run.process.returncode:
-            raise SystemExit(place.output)
+            raise SystemExit(place.output())
         return time.monotonic() - began, read_summary(place.folder / "runs/r")["weights_sha256"]
 
 
@@ -262,7 +257,7 @@ def kill_some(kind: Kind, command: str, rng: random.Random, number: int, limit: 
             problems += ["other weights"] if kind.is_deterministic and summary["weights_sha256"] != weights else []
         problems += [f"exit code {code}"] if code != 0 else []
         problems += [f"left behind: {each}" for each in place.left()]
-        output = place.output[-6000:] if problems else ""
+        output = place.output()[-6000:] if problems else ""
     return {"kills": kills, "seconds": round(passed, 1), "problems": problems, "output": output}
 
 
@@ -281,17 +276,23 @@ def main() -> int:
     if flags or not set(args.rows) <= KINDS.keys():
         raise ConfigError("rows", " ".join([*args.rows, *flags]), f"must be of {', '.join(KINDS)}")
     settings = {row: {"commands": KINDS[row].commands} for row in args.rows}
-    runs = math.ceil(args.kills / args.per_run)
     path, result = begin("kills", args, "CartPole-v1", settings)
+
+    def missing(row: str) -> int:
+        return args.kills - sum(len(run["kills"]) for run in result["runs"] if run["row"] == row)
 
     def run(row: str, seed: int) -> Result:
         rng, kind = random.Random(f"{args.seed} {row} {seed}"), KINDS[row]
-        while True:  # until one has been killed before its end
-            found = kill_some(kind, kind.commands[seed % len(kind.commands)], rng, args.per_run, args.limit)
-            if found["kills"] or found["problems"]:
-                return found
+        command, number = kind.commands[seed % len(kind.commands)], min(args.per_run, missing(row))
+        while not (found := kill_some(kind, command, rng, number, args.limit))["kills"]:
+            if found["problems"]:
+                raise SystemExit(found["output"])
+        return found
 
-    result = measure(path, result, in_turns(args.rows, runs), run, table)
+    number = 0
+    while rows := [row for row in args.rows if missing(row) > 0]:
+        number += 1
+        measure(path, result, [(row, number) for row in rows], run, table)
     return 1 if any(run["problems"] for run in result["runs"]) else 0
 
 

@@ -316,7 +316,7 @@ def test_two_trainers_on_two_nodes_have_the_weights_of_two_in_chapter_4_also_whe
     scripts.wait_for("r", f"run.log:{how[lost]}; restart 1 of 5", driver)
     done = scripts.finish(driver, "r", timeout=300)
     assert done.code == 0, done.err
-    alone = scripts.run(IMPALA, *flags, name="alone")
+    alone = scripts.finish(scripts.train(IMPALA, *flags, name="alone"), "alone", timeout=300)
     assert done.summary["weights_sha256"] == alone.summary["weights_sha256"]
 
 
