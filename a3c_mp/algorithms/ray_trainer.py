@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -21,11 +20,11 @@ from a3c_mp.cluster import Packer, RayLearners, RemoteReplay, ReplayShard, Repla
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.cluster.node import store_folder
 from a3c_mp.cluster.placement import amount_of
-from a3c_mp.config import has_checkpoint
-from a3c_mp.errors import ConfigError, PeerLost
+from a3c_mp.errors import ConfigError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.replay import Shards
+from a3c_mp.run.driver import Start
 from a3c_mp.run.gpu import open_gpu
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import FOUND, check_replay_memory, probe_env
@@ -98,73 +97,47 @@ class RayDqnSetup(ApexSetup):
         return stats
 
 
-class Starts:
-    """The settings of each start of a run: the first, and others from the newest checkpoint where a trainer was lost.
+def make_setup(args: Any, make: Callable[[Any], Setup], start: Start) -> Setup:
+    """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
+    check(args)
+    setup = make(args)
+    assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
+    if args.actor_gpus:
+        note = f"actors act on the GPUs of their nodes, each on {args.actor_gpus:g} of one (--actor-gpus)"
+        setup.acting = setup.acting._replace(note=note)
+    if args.address is None:
+        check_store(store_bytes(args, setup), args.num_actors, store_folder())
+    else:  # its places may not be free again yet where this is a restart
+        needs = None if start.restarts else needs_of_actor(args)
+        check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs)
+    return setup
 
-    At most `--max-restarts` of them follow.
-    """
 
-    def __init__(self, args: Any):
-        self.args, self.restarts = args, 0
-        self.run: Run | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        yield self.args
-        while (run := self.run) and run.failed and isinstance(run.error, PeerLost):
-            if self.restarts == self.args.max_restarts:
-                return
-            self.restarts += 1
-            saved, name = has_checkpoint(run.folder), run.folder.name
-            self.args = replace(
-                self.args, resume=run.folder if saved else None, run_name=name, resume_or_start=not saved
-            )
-            yield self.args
-
-    def make_setup(self, make: Callable[[Any], Setup]) -> Setup:
-        """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
-        args = self.args
-        check(args)
-        setup = make(args)
-        assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
-        if args.actor_gpus:
-            note = f"actors act on the GPUs of their nodes, each on {args.actor_gpus:g} of one (--actor-gpus)"
-            setup.acting = setup.acting._replace(note=note)
-        if args.address is None:
-            check_store(store_bytes(args, setup), args.num_actors, store_folder())
-        else:  # its places may not be free again yet where this is a restart
-            needs = None if self.restarts else needs_of_actor(args)
-            check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs)
-        return setup
-
-    @contextmanager
-    def join_cluster(self, run: Run, setup: Setup) -> Iterator[Connection]:
-        """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
-        args = self.args
-        if self.run is not None:
-            run.log.warning(f"{self.run.error}; restart {self.restarts} of {args.max_restarts}")
-            run.progress.budget_since = self.run.progress.budget_since  # `--max-seconds` count from the first start
-        self.run = run
-        address = None if args.address is None else find_cluster(args.address, args.token_file)
-        num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
-        sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
-        own_node = [f"--{name}={size}" for name, size in sizes.items()]
-        with Session(address, run.log, own_node, args.placement) as session:
-            if args.trainer_gpus:
-                check_gpu(args, session.reserve_gpu(args.trainer_gpus))
-            nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
-            cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
-            size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (
-                f", {amount_of('GPU', gpus)}" if gpus else ""
-            )
-            run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
-            yield Connection(args, session, setup)
+@contextmanager
+def join_cluster(args: Any, run: Run, setup: Setup, start: Start) -> Iterator[Connection]:
+    """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
+    run.count_time_from(start.since)
+    address = None if args.address is None else find_cluster(args.address, args.token_file)
+    num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
+    sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
+    own_node = [f"--{name}={size}" for name, size in sizes.items()]
+    with Session(address, run.log, own_node, args.placement) as session:
+        if args.trainer_gpus:
+            check_gpu(args, session.reserve_gpu(args.trainer_gpus))
+        nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
+        cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
+        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (
+            f", {amount_of('GPU', gpus)}" if gpus else ""
+        )
+        run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
+        yield Connection(args, session, setup, start.restarts)
 
 
 class Connection:
     """A trainer's connection to its cluster, for its carrier."""
 
-    def __init__(self, args: Any, session: Session, setup: Setup):
-        self.session, self.needs = session, needs_of_actor(args)
+    def __init__(self, args: Any, session: Session, setup: Setup, restarts: int = 0):
+        self.session, self.needs, self.restarts = session, needs_of_actor(args), restarts
         self.packer = packer_of(args, setup)
         self.spaces = FOUND[args.env_id][:2] if args.address else None  # None: no other machine makes the environment
         self._explain: Callable[[Any], Any] = lambda error: error
@@ -174,7 +147,7 @@ class Connection:
         args: Any = run.args
         if getattr(args, "num_learners", 1) == 1:
             return nullcontext(LearnerGroup())
-        if (places := int(self.session.state.sums("CPU")[1])) < args.num_learners:
+        if (places := int(self.session.state.sums("CPU")[1])) < args.num_learners and not self.restarts:
             why = f"each needs a place for an actor, the cluster has {places}"
             raise ConfigError("num-learners", args.num_learners, why, "lower it, or add a node")
         parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup

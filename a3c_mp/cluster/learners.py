@@ -1,4 +1,4 @@
-"""Learners 1, 2, ... of a run on the nodes of a Ray cluster; learner 0 is the process that the user started.
+"""Learners 1, 2, ... of a run on the nodes of a Ray cluster; learner 0 is a child of the run's driver.
 
 Gradients go from learner to learner, by gloo or NCCL, over the network interfaces of their nodes, not through Ray.
 """
@@ -65,7 +65,7 @@ class RayProcess:
     def __init__(self, session: Session, actor: Any, run: tuple, pipe: connection.Connection):
         """`run` are the arguments of `RayLearner.run`."""
         self.session, self.actor = session, actor
-        self.pid, self.where, self.exitcode = 0, "", None  # type: tuple[int, str, int | None]
+        self.pid, self.exitcode = "unknown", None  # type: tuple[int | str, int | None]
         self.how, self.has_failed = "", False  # how it died; whether a restart would not help
         self.sentinel, self._ended = mp.Pipe(duplex=False)
         answers = actor.find.remote(), actor.run.remote(*run)
@@ -73,10 +73,10 @@ class RayProcess:
 
     def _watch(self, found: Any, run: Any, pipe: connection.Connection) -> None:
         """Wait for its end on a thread: torch waits for learners, too."""
-        ray, code, node = self.session.ray, 1, ""
+        ray, code, node, where = self.session.ray, 1, "", ""
         try:
             self.pid, node = ray.get(found)
-            self.where = self.session.state.nodes.get(node, "")
+            where = self.session.state.nodes.get(node, "a node that is gone")
             pipe.send((READY,))
             if refusal := ray.get(run):
                 self.has_failed = True
@@ -88,7 +88,8 @@ class RayProcess:
             pipe.send((ERROR, str(error)))
         except Exception as error:  # Ray's: it is dead
             is_lost = "node has died" in str(error) or node not in self.session.state.nodes
-            self.how = "was lost with its node" if is_lost else "died"
+            how = "was lost with its node" if is_lost else "died"
+            self.how = f"at {where} {how}" if node else "died at its start"
         self.exitcode = code
         self._ended.close()
         pipe.close()
@@ -150,7 +151,7 @@ class RayLearners(Learners):
         return WorkerError(str(lost)) if has_failed else lost
 
     def _how_ended(self, process: Any) -> str:
-        return f"at {process.where} {process.how}"
+        return process.how
 
     def _stop(self) -> None:
         super()._stop()

@@ -65,9 +65,9 @@ class MetricsWriter:
 
     def start_clock(self) -> None:
         """Count agent steps per second, and `--max-seconds`, from now on; only the first call counts."""
-        if self.progress.budget_since is None:
-            self.progress.budget_since = time.monotonic()
+        if not self.clock.is_running:
             self.clock.start(self.progress.steps, self.progress.samples)
+            self.progress.budget_since = self.progress.budget_since or time.monotonic()
 
     @property
     def sps(self) -> float:
@@ -187,6 +187,10 @@ class RateClock:
 
     def start(self, steps: int, samples: int) -> None:
         self._start = self._last = time.monotonic(), steps, samples
+
+    @property
+    def is_running(self) -> bool:
+        return self._start is not None
 
     @property
     def _now(self) -> float:

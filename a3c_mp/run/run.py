@@ -110,6 +110,11 @@ class Run(RunState):
             self.log.info(line)
         return self
 
+    def count_time_from(self, since: float | None) -> None:
+        """Let `--max-seconds` count from then on (`time.monotonic`), in a restart; None: from the first rollout on."""
+        self.progress.budget_since = since
+        self._reason_to_stop = self.progress.stop_reason()
+
     def should_stop(self) -> bool:
         return self.exit_reason is not None or self.progress.stop_reason() is not None
 

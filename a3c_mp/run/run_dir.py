@@ -89,16 +89,21 @@ def check_new(args: CommonArgs, folder: Path) -> None:
 
 def new_folder(args: CommonArgs, algorithm: str) -> Path:
     """The folder of a new run. Raises ConfigError for a name that is no plain folder name, or of another folder."""
-    if (name := args.run_name) is None:
-        env = re.sub(r"[/:?&=%]", "_", args.env_id)
-        name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    check_name(name)
+    check_name(name := name_of_new(args, algorithm))
     folder = args.runs_dir / name
     foreign = {path.name for path in folder.glob("*")}
     if foreign and not foreign & {".lock", "config.json"}:
         why = f"{folder} is not a run folder: it holds {min(foreign)}"
         raise ConfigError("run-name", name, why, "choose another name")
     return folder
+
+
+def name_of_new(args: CommonArgs, algorithm: str) -> str:
+    """The name of a run that starts now."""
+    if args.run_name is not None:
+        return args.run_name
+    env = re.sub(r"[/:?&=%]", "_", args.env_id)
+    return f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 @contextmanager

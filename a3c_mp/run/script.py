@@ -24,6 +24,7 @@ from a3c_mp.processes.console import console, discard_output
 from a3c_mp.processes.spawn import SIGNALS
 
 RECEIVED: list[int] = []  # signals that have arrived before a run: their exception is lost in a weakref's callback
+RUNNING: list[Callable[[], int]] = []  # the `main` that `exit_with` runs: this process does nothing else
 END_SECONDS = 1.0  # longest wait for each of output, other threads and processes, and exit functions
 
 
@@ -37,6 +38,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     for signum in SIGNALS:
         if signum not in IGNORED_AT_START:  # as nohup does with SIGHUP
             signal.signal(signum, _on_signal)
+    RUNNING.append(main)
     code: Any = 1
     report: Callable[[], object] | None = None
     try:
@@ -52,6 +54,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     except BaseException as error:
         report = partial(sys.excepthook, type(error), error, error.__traceback__)
     RECEIVED.clear()
+    RUNNING.clear()
     if report is not None:
         console.drain()
         in_time(report)

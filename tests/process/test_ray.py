@@ -297,21 +297,43 @@ def test_two_nodes_give_the_same_weights_and_one_may_be_lost(scripts, start_node
 
 
 @SLOW
-def test_two_trainers_on_two_nodes_have_the_weights_of_two_in_chapter_4_also_where_one_is_killed(scripts, start_node):
-    flags = [*TWO_LEARNERS, "--deterministic", "--total-steps", "6000"]
+@pytest.mark.parametrize("lost", [0, 1])
+def test_two_trainers_on_two_nodes_have_the_weights_of_two_in_chapter_4_also_where_one_is_killed(
+    scripts, start_node, lost
+):
+    flags = [*TWO_LEARNERS, "--deterministic", "--total-steps", "6000", "--checkpoint-steps", "1000"]
     start_node("head")
     second = start_node("join")
-    trainer = scripts.train(RAY_IMPALA, *flags, "--address", "auto")
-    scripts.wait_for_game(trainer)
-    (peer,) = ray_of(second.pid, "ray::RayLearner")
-    assert open_to([peer, psutil.Process(trainer.pid)]) == {"127.0.0.1"}
-    peer.kill()
-    died = f"learner 1 (pid {peer.pid}) at 127.0.0.1 died; all learners end, because they take every step together"
-    scripts.wait_for("r", f"run.log:{died}; restart 1 of 5", trainer)
-    done = scripts.finish(trainer, "r", timeout=300)
+    driver = scripts.train(RAY_IMPALA, *flags, "--address", "auto")
+    scripts.wait_for_game(driver)
+    trainers = [*ray_of(driver.pid, "train_ray.py"), *ray_of(second.pid, "ray::RayLearner")]
+    assert open_to([*trainers, psutil.Process(driver.pid)]) == {"127.0.0.1"}
+    trainers[lost].kill()
+    how = [f"learner 0 (pid {trainers[0].pid}) was killed by SIGKILL"]
+    how += [
+        f"learner 1 (pid {trainers[1].pid}) at 127.0.0.1 died; all learners end, because they take every step together"
+    ]
+    scripts.wait_for("r", f"run.log:{how[lost]}; restart 1 of 5", driver)
+    done = scripts.finish(driver, "r", timeout=300)
     assert done.code == 0, done.err
-    alone = scripts.run(IMPALA, *flags, name="alone")
+    alone = scripts.finish(scripts.train(IMPALA, *flags, name="alone"), "alone", timeout=300)
     assert done.summary["weights_sha256"] == alone.summary["weights_sha256"]
+
+
+@SLOW
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_the_driver_alone_ends_all_of_a_run(scripts, signum):
+    driver = start_learning(scripts, RAY_IMPALA, *TWO_LEARNERS, *LONG)
+    before = processes_of_ray(scripts) | {*psutil.Process(driver.pid).children(recursive=True)}
+    driver.send_signal(signum)
+    done = scripts.finish(driver, "r", timeout=30)
+    assert done.code == (-signum if signum == signal.SIGKILL else 128 + signum)
+    deadline = time.monotonic() + 10
+    while (left := [*still_alive(before), *folders(scripts)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+    if signum != signal.SIGKILL:
+        assert done.state["steps"] == done.summary["steps"] > 0
 
 
 @SLOW

@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import torch.multiprocessing as mp
 from gymnasium.spaces import Box, Discrete
 from harness import RAY_DQN, still_alive
 from inline_ray import ActorUnavailableError, ObjectLostError, RayActorError
@@ -35,6 +36,7 @@ from a3c_mp.cluster import access, guardian, node, parameters, remote_replay
 from a3c_mp.cluster import fleet as fleet_module
 from a3c_mp.cluster import session as session_module
 from a3c_mp.cluster.fleet import Fleet
+from a3c_mp.cluster.learners import RayProcess
 from a3c_mp.cluster.node import ClusterAddress, Node, check_installed, foreign
 from a3c_mp.cluster.parameters import Publisher
 from a3c_mp.cluster.placement import ClusterState, choose
@@ -44,6 +46,7 @@ from a3c_mp.cluster.session import Session
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, PeerLost, WorkerError
 from a3c_mp.processes.pool import WorkerOptions
+from a3c_mp.processes.supervisor import Child
 from a3c_mp.replay import EnvStep, Writer
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.progress import Progress
@@ -578,6 +581,28 @@ def test_a_packed_node_is_filled_before_the_next_one_and_what_has_no_place_is_na
         "num_cpus": 0, "memory": 2**30, "scheduling_strategy": "SPREAD",
     }  # fmt: skip
     assert choose("auto", {"CPU": 1.0}, free) == {"num_cpus": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "how"),
+    [
+        ((17, "node"), "learner 1 (pid 17) at 127.0.0.1 died"),
+        ((17, "other"), "learner 1 (pid 17) at a node that is gone was lost with its node"),
+        (None, "learner 1 (pid unknown) died at its start"),
+    ],
+)
+def test_a_trainer_that_is_lost_is_named_also_before_it_has_a_process(session, answer, how):
+    found, run = inline_ray.Reference(), inline_ray.Reference()
+    for reference, value in ((found, answer), (run, None)):
+        reference.set_result(value) if value else reference.set_exception(RayActorError("it died"))
+    actor = SimpleNamespace(
+        **{name: SimpleNamespace(remote=lambda *_, to=to: to) for name, to in (("find", found), ("run", run))}
+    )
+    _pipe, end = mp.Pipe(duplex=False)
+    process = RayProcess(session, actor, (), end)
+    process.join()
+    assert process.exitcode == 1
+    assert f"{Child('learner 1', None, '', process=process)} {process.how}" == how
 
 
 def test_a_shard_without_a_place_is_named_and_not_killed(make_replay, session, tape, monkeypatch):

@@ -379,6 +379,21 @@ def test_the_time_limit_counts_from_the_first_rollout(args, clock):
             assert run.should_stop() == over
 
 
+@pytest.mark.parametrize(("passed", "expected"), [(70, (0, "max_seconds")), (50, (1, "error: learner 1 is lost"))])
+def test_in_a_restart_the_time_limit_counts_from_the_first_start(args, clock, passed, expected):
+    with a_run(replace(args, max_seconds=60.0)) as run:
+        run.count_time_from(clock[0] - passed)
+        assert run.should_stop() == (passed > 60)
+        if passed < 60:
+            run.record_rollout(10, [], 0, 0)
+            clock[0] += 5
+            assert run.progress.seconds_left == 5
+            run.record_rollout(10, [], 0, 0)
+            assert run.metrics.sps == 2, "which counts from the first rollout of this one"
+        raise PeerLost("learner 1 is lost")
+    assert (run.exit_code, run.exit_reason) == expected
+
+
 class Lost(LearnerGroup):
     """A group in which the other learner is lost when this one wants to know its messages."""
 

@@ -1,0 +1,105 @@
+"""The driver of a run with several trainers: the process that the user started, which is none of them.
+
+It runs its own command again as a child, trainer 0, which starts the others. Where one of them is lost, trainer 0 too,
+it does so again, from the newest checkpoint. Terminal, process group and signals are the same for both processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from a3c_mp._bootstrap import IGNORED_AT_START, PARENT_VARIABLE
+from a3c_mp.config import CommonArgs, has_checkpoint
+from a3c_mp.errors import STARTED_IN, PeerLost
+from a3c_mp.processes.learners import LOST_PEER
+from a3c_mp.processes.spawn import SIGNALS
+from a3c_mp.processes.supervisor import how_ended
+from a3c_mp.run import script
+from a3c_mp.run.banner import resume_command
+from a3c_mp.run.display import open_log
+from a3c_mp.run.run import Run
+from a3c_mp.run.run_dir import name_of_new
+
+VARIABLE = "A3C_MP_START"  # environment variable of trainer 0: its `Start` as JSON
+
+
+class Start(NamedTuple):
+    """How this process, trainer 0, was started."""
+
+    has_driver: bool = False
+    restarts: int = 0  # of the run so far
+    since: float | None = None  # of a restart: when the first start was (`time.monotonic`)
+
+    def exit_code(self, run: Run) -> int:
+        """Exit code of this process: one of its own where the driver is to start it again."""
+        is_lost = self.has_driver and run.failed and isinstance(run.error, PeerLost)
+        return LOST_PEER if is_lost else run.exit_code
+
+
+def find_start(args: Any) -> Start | None:
+    """How this process was started; None if it is to be the driver.
+
+    One trainer needs none. Nor is there one where a program calls `main` itself: its command does something else.
+    """
+    if VARIABLE in os.environ:
+        return Start(*json.loads(os.environ.pop(VARIABLE)))
+    return None if script.RUNNING and getattr(args, "num_learners", 1) > 1 else Start()
+
+
+def drive(args: CommonArgs) -> int:
+    """Start trainer 0, and again where a trainer is lost, at most `--max-restarts` times; returns its exit code."""
+    received: list[int] = []
+    trainer: subprocess.Popen | None = None
+
+    def forward(signum: int, frame: object) -> None:
+        received.append(signum)
+        if trainer is not None:
+            trainer.send_signal(signum)
+
+    for signum in SIGNALS:
+        if signum not in IGNORED_AT_START:
+            signal.signal(signum, forward)
+    name = name_of_new(args, args.algorithm)
+    folder, place = (args.resume, []) if args.resume else (args.runs_dir / name, [f"--run-name={name}"])
+    restarts, since = 0, time.monotonic()
+    while not received:
+        command = [sys.executable, *sys.orig_argv[1:], *place]
+        start = Start(True, restarts, since if restarts else None)
+        variables = {PARENT_VARIABLE: str(os.getpid()), VARIABLE: json.dumps(start)}
+        trainer = subprocess.Popen(command, env={**os.environ, **variables}, cwd=STARTED_IN[0])
+        for number in received:  # while it was started
+            trainer.send_signal(number)
+        code = trainer.wait()
+        if not (lost := how_lost(trainer, folder)):
+            return code if code >= 0 else 128 - code
+        if received:
+            break
+        log = open_log(folder if folder.is_dir() else None)
+        if restarts == args.max_restarts:
+            rest = f"; continue with {resume_command(folder)}" if has_checkpoint(folder) else ""
+            log.error(f"error: {lost}; restart budget of {restarts} spent{rest}")
+            return 1
+        restarts += 1
+        log.warning(f"{lost}; restart {restarts} of {args.max_restarts}")
+        place = place and [place[0], "--resume-or-start"]
+    return 128 + received[-1]
+
+
+def how_lost(trainer: subprocess.Popen, folder: Path) -> str:
+    """How a run has lost a trainer; "" if trainer 0 has ended by itself, or by a signal that ends a script."""
+    summary: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        summary = json.loads((folder / "summary.json").read_text())
+    if (code := trainer.returncode) == LOST_PEER:
+        return str(summary.get("exit_reason", "another learner was lost")).removeprefix("error: ")
+    was_killed = code < 0 and -code not in SIGNALS
+    was_ended = code == 1 and not summary and (folder / "config.json").exists()  # by Ray: its node has failed
+    return f"learner 0 (pid {trainer.pid}) {how_ended(code)}" if was_killed or was_ended else ""
