@@ -2,9 +2,9 @@
 
 Of several results for one chapter, game, machine and settings the newest counts. The README gets a row for each
 chapter, with today's preset, on the machine that has most of these rows. `docs/results.md` gets the rows of every
-machine and the scores of eight games; `docs/curves.png` and `docs/games.png` show the same. A table replaces what is
-between `<!-- results -->` and `<!-- /results -->`, or between those of `games`; in a file without these markers it
-replaces nothing, and is printed.
+machine and the scores of eight games, `docs/ray.md` how far chapter 7 scales; `docs/curves.png` and `docs/games.png`
+show the same. A table replaces what is between `<!-- results -->` and `<!-- /results -->`, or between those of `games`
+or `scale`; in a file without these markers it replaces nothing, and is printed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 from a3c_mp.cli import parse_plain
 from a3c_mp.run.script import exit_with
-from bench import common, games, solve, throughput
+from bench import common, games, scale, solve, throughput
 from bench.records import RESULTS, Result, pyplot
 
 CHAPTERS = {
@@ -48,6 +48,8 @@ class Args:
     """file that gets the table of chapters"""
     page: Path = common.ROOT / "docs" / "results.md"
     """file that gets the tables of every chapter, game and machine"""
+    ray_page: Path = common.ROOT / "docs" / "ray.md"
+    """file that gets the tables of how far chapter 7 scales"""
     curves: Path = common.ROOT / "docs" / "curves.png"
     """picture of the learning curves to write"""
     scores: Path = common.ROOT / "docs" / "games.png"
@@ -264,6 +266,8 @@ def main() -> int:
     put(args.page, "\n\n".join([main_table(rows), *throughput_tables(results)]))
     if shown := presets_of(rows)[0]:
         draw(args.curves, shown)
+    if scaled := [result for result in results if result["kind"] == "scale"]:
+        put(args.ray_page, scale.tables(max(scaled, key=lambda result: result["date"])), "scale")
     if scored := best_scores(result for result in results if result["kind"] == "games"):
         put(args.page, "\n\n".join(map(games_table, scored)), "games")
         draw_scores(args.scores, scored[0])
