@@ -138,8 +138,9 @@ def measure_agreeing(numel: int) -> Result:
 
 def cluster_of(args: Args, row: str) -> Cluster:
     """The cluster of `4x2`, which has four nodes and two trainers."""
-    if (found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", row)) is None:
-        raise ConfigError("clusters", row, "must be nodes x trainers", "for instance 4x2")
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", row)
+    if found is None or int(found[1]) * args.actors_per_node % int(found[2]):
+        raise ConfigError("clusters", row, "must be nodes x trainers that share the actors evenly", "for instance 4x2")
     return Cluster(int(found[1]), args.actors_per_node, int(found[2]))
 
 

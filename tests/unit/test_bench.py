@@ -327,6 +327,6 @@ def test_costs_are_found_again_from_rates():
 
 def test_a_cluster_is_nodes_and_trainers():
     assert scale.cluster_of(scale.Args(), "4x2") == Cluster(4, 3, 2)
-    for row in ("4", "x2", "4x0"):
+    for row in ("4", "x2", "4x0", "1x2"):
         with pytest.raises(ConfigError, match=f"clusters={row}: must be nodes x trainers"):
             scale.cluster_of(scale.Args(), row)
