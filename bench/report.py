@@ -2,9 +2,9 @@
 
 Of several results for one chapter, game, machine and settings the newest counts. The README gets a row for each
 chapter, with today's preset, on the machine that has most of these rows. `docs/results.md` gets the rows of every
-machine and the scores of eight games; pictures in `docs` show the same. A table replaces what is between
-`<!-- results -->` and `<!-- /results -->`, or between those of `games` and `peers`; in a file without these
-markers it replaces nothing, and is printed.
+machine and the scores of eight games, `docs/ray.md` how far chapter 7 scales; pictures in `docs` show the same. A
+table replaces what is between `<!-- results -->` and `<!-- /results -->`, or between those of `games`, `peers` and
+`scale`; in a file without these markers it replaces nothing, and is printed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 from a3c_mp.cli import parse_plain
 from a3c_mp.run.script import exit_with
-from bench import common, games, peers, pictures, solve, throughput
+from bench import common, games, peers, pictures, scale, solve, throughput
 from bench.records import RESULTS, Result
 
 CHAPTERS = {
@@ -50,6 +50,8 @@ class Args:
     """file that gets the tables of every chapter, game and machine"""
     pictures: Path = common.ROOT / "docs"
     """folder of the pictures to write: curves.png, pong.png, games.png, peers.png"""
+    ray_page: Path = common.ROOT / "docs" / "ray.md"
+    """file that gets the tables of how far chapter 7 scales"""
 
 
 class Row(NamedTuple):
@@ -243,6 +245,8 @@ def main() -> int:
     rates, minutes = peers_of(results)
     put(args.page, peers_tables(rates, minutes), "peers")
     pictures.draw_rates(args.pictures / "peers.png", rates)
+    if scaled := [result for result in results if result["kind"] == "scale"]:
+        put(args.ray_page, scale.tables(max(scaled, key=lambda result: result["date"])), "scale")
     return 0
 
 

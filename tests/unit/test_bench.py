@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from a3c_mp.errors import ConfigError
-from bench import common, peers, records, solve, throughput, tune
+from bench import common, peers, records, scale, solve, throughput, tune
+from bench.scale_model import JITTER, Cluster, Costs, fit, predict
 
 
 def games_of(returns):
@@ -287,3 +288,67 @@ def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_pa
     monkeypatch.setattr("sys.argv", ["tune.py", "--env-id", "Acrobot-v1"])
     with pytest.raises(ConfigError, match="study=study: its trials are of another command: train_a3c_data"):
         tune.main()
+
+
+# ---- how far chapter 7 scales
+
+COSTS = Costs(10, rollout_bytes=1e6, weights_bytes=4e6, gradient_bytes=1e6, updates=1, collect=1.0, messages=0.01)
+BUSY = {"messages": 0.2, "learn": 0.3, "agree": {2: 0.0}}
+SLOW = {"bandwidth": 1e7}  # bytes/s: 0.1 s for a rollout, 0.4 s for the weights
+
+
+@pytest.mark.parametrize(
+    ("costs", "cluster", "rollouts", "bottleneck"),
+    [
+        ({}, {}, 8 / 1.01, "actors"),
+        (BUSY, {}, 2.0, "learning"),
+        (BUSY, {"trainers": 2}, 4.0, "learning"),
+        ({**BUSY, "agree": {2: 0.5}}, {"trainers": 2}, 2.0, "all-reduce"),
+        ({**BUSY, "weights_bytes": 0.0, "rollout_bytes": 0.0}, {**SLOW, "trainers": 2}, 2 / 0.6, "learning"),
+        ({"weights_bytes": 0.0}, SLOW, 8 / 1.11, "actors"),
+        ({"weights_bytes": 0.0}, {**SLOW, "nodes": 9}, 1e7 / 1e6, "link in"),
+        ({}, {**SLOW, "nodes": 8, "actors_per_node": 1}, 1e7 / 4e6, "link out"),
+        ({}, {"bandwidth": 2e7, "nodes": 8, "actors_per_node": 1}, 2e7 / 4e6, "link out"),
+    ],
+    ids=["actors", "trainer", "two", "all-reduce", "gradients", "link not full", "rollouts", "weights", "faster link"],
+)
+def test_a_cluster_is_as_fast_as_what_is_slowest(costs, cluster, rollouts, bottleneck):
+    found = predict(COSTS._replace(**costs), Cluster(**{"nodes": 2, "actors_per_node": 4, **cluster}), rounds=60)
+    assert found.sps / COSTS.rollout_steps == pytest.approx(rollouts, rel=0.04)
+    assert found.bottleneck == bottleneck or (bottleneck, found.busy["messages"]) == (
+        "learning",
+        found.busy["learning"],
+    )
+
+
+def test_a_barrier_costs_what_the_slowest_of_several_takes_longer():
+    for trainers in (2, 4, 8):  # with one actor each, whose times are uniform: the mean of the largest of them
+        costs = COSTS._replace(messages=0.0, agree={trainers: 0.0})
+        found = predict(costs, Cluster(trainers, 1, trainers), rounds=200)
+        longest = 1 + JITTER * (trainers - 1) / (trainers + 1)
+        assert found.sps / COSTS.rollout_steps == pytest.approx(trainers / longest, rel=0.005)
+
+
+def test_what_network_and_object_stores_carry_is_counted():
+    found = predict(COSTS._replace(agree={4: 0.0}), Cluster(2, 4, 4, bandwidth=1e12), rounds=60)
+    assert found.carried == pytest.approx({"rollouts": 1e5, "weights": 4e5, "gradients": 1.5e5}, rel=0.05)
+    assert found.link_in == pytest.approx(found.sps / 4 * (1e5 + 1.5e5), rel=1e-6)
+    assert found.stores >= 2 * 4e6 * (4 + 2 * 4), "two versions of each trainer, there and on each node"
+    assert 1e6 <= found.trainer_store - 2 * 4e6 <= 2e6, "one or both of its actors' rollouts"
+
+
+def test_costs_are_found_again_from_rates():
+    true = COSTS._replace(collect=0.5, learn=0.2, messages=0.03, transport=0.2, skew=0.02, agree={2: 0.01})
+    clusters = [Cluster(nodes, 2, trainers) for nodes, trainers in ((1, 1), (2, 1), (2, 2))]
+    rates = [(cluster, predict(true, cluster, rounds=40).sps) for cluster in clusters]
+    found = fit(true._replace(messages=0.01, transport=0.1, skew=0.01), rates)
+    unseen = Cluster(3, 3, 2)
+    assert predict(found, unseen).sps == pytest.approx(predict(true, unseen).sps, rel=0.02)
+    assert found.transport == pytest.approx(0.2, rel=0.1)
+
+
+def test_a_cluster_is_nodes_and_trainers():
+    assert scale.cluster_of(scale.Args(), "4x2") == Cluster(4, 3, 2)
+    for row in ("4", "x2", "4x0", "1x2"):
+        with pytest.raises(ConfigError, match=f"clusters={row}: must be nodes x trainers"):
+            scale.cluster_of(scale.Args(), row)

@@ -8,7 +8,7 @@ import pytest
 
 from a3c_mp.cli.flags import unused
 from a3c_mp.errors import ConfigError
-from bench import common, games, pictures, records, report, reproduce
+from bench import common, games, pictures, records, report, reproduce, scale
 
 ROOT = common.ROOT
 FILES = sorted(records.RESULTS.glob("*.json"))
@@ -49,6 +49,8 @@ def test_the_pages_have_the_tables_that_the_files_make():
     scored = report.best_scores(result for result in results if result["kind"] == "games")
     assert all(report.games_table(result) in page for result in scored)
     assert report.peers_tables(*report.peers_of(results)) in page
+    ray = (ROOT / "docs" / "ray.md").read_text()
+    assert all(scale.tables(result) in ray for result in results if result["kind"] == "scale")
 
 
 # ---- tables of solving
