@@ -30,7 +30,7 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import ACTIONS, ActionHead, mask_logits
 from a3c_mp.run import export
 from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, play_episodes
-from a3c_mp.run.preflight import probe_env
+from a3c_mp.run.preflight import FOUND, probe_env
 from a3c_mp.run.script import exit_with
 from a3c_mp.wrappers import ActionScaling
 
@@ -81,6 +81,7 @@ def export_policy(run: TrainedRun, path: Path) -> None:
     net, (obs_space, action_space) = load_net(run)
     description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
     description |= {"obs_space": str(obs_space), "action_space": str(action_space), "net": type(net).__name__}
+    description["observations"] = FOUND[run.env_id][2]  # which numbers are which part
     description |= run.net_spec._asdict() if isinstance(net, ActorCritic) else {}
     try:
         if path.suffix == ".onnx":

@@ -90,7 +90,7 @@ def check_new(args: CommonArgs, folder: Path) -> None:
 def new_folder(args: CommonArgs, algorithm: str) -> Path:
     """The folder of a new run. Raises ConfigError for a name that is no plain folder name, or of another folder."""
     if (name := args.run_name) is None:
-        env = re.sub(r"[/:?&=%]", "_", args.env_id)
+        env = re.sub(r"[^\w.-]", "_", args.env_id)[:100]
         name = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     check_name(name)
     folder = args.runs_dir / name

@@ -10,9 +10,10 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.run.export import write_onnx, write_safetensors
-from a3c_mp.wrappers import ActionScaling
+from a3c_mp.wrappers import ActionScaling, ImageAndVector
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36), np.uint8)
+BOTH = ImageAndVector((2, 36, 36), Box(-np.inf, np.inf, (3,), np.float32))
 CHOICE, CHOICES, FORCE = Discrete(4), MultiDiscrete([2, 3]), Box(np.float32([-2, 0]), np.float32([2, 5]))
 MIXED = Box(np.float32([900, -np.inf, 0]), np.float32([1000, np.inf, 3e38]))
 NUMBER = 1000
@@ -31,6 +32,7 @@ slow = pytest.mark.slow
 CASES = [
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE), VECTOR, CHOICE, id="MLP"),
     pytest.param(lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE, id="convolutions"),
+    pytest.param(lambda: make_actor_critic(BOTH, CHOICE), BOTH, CHOICE, id="both"),
     pytest.param(lambda: make_actor_critic(VECTOR, FORCE), VECTOR, FORCE, id="Gaussian"),
     pytest.param(lambda: make_actor_critic(VECTOR, MIXED), VECTOR, MIXED, id="bounds in part", marks=slow),
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE, NetSpec(lstm=True)), VECTOR, CHOICE, id="LSTM"),
