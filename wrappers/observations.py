@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import cv2
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Text, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space
 
 from a3c_mp.wrappers.ids import Extras, UnsupportedEnv
@@ -170,14 +170,14 @@ def _chosen(space: Space, env_id: str, names: Sequence[str]) -> tuple[list[Part]
         why = f"there is no such part in the observations of {env_id}{f', which are {there}' if there else ''}"
         raise UnsupportedEnv(why, "choose among its parts" if there else "leave it out", "obs-keys", missing[0])
     chosen = [part for part in every if not names or any(part in found[name] for name in names)]
-    texts = [part for part in chosen if isinstance(part.space, Text)] if len(chosen) > 1 else []
+    texts = [part for part in chosen if getattr(part.space.dtype, "kind", "") == "U"] if len(chosen) > 1 else []
     used = [part for part in chosen if part not in texts]
     for part in used:
         if not isinstance(part.space, NUMBERS):
             at = f" under {part.path!r}" if part.keys else ""
             why = f"{env_id} has observations of type {type(part.space).__name__}{at}, which have no fixed size"
             raise UnsupportedEnv(why, f"choose others by --obs-keys, or {OWN_WRAPPER}" if part.keys else OWN_WRAPPER)
-    return used, f"; left out: {', '.join(part.path for part in texts)} (Text)" if texts else ""
+    return used, f"; left out: {', '.join(part.path for part in texts)} (text)" if texts else ""
 
 
 def _height_axis(part: Part, env_id: str) -> int | None:
