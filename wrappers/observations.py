@@ -136,7 +136,7 @@ class Image:
     def __init__(self, part: Part, axis: int, size: int | None):
         space = part.space
         assert isinstance(space, Box), space
-        self.part, self.axis, self.size = part, axis, size
+        self.part, self.axis = part, axis
         sides = space.shape[axis : axis + 2]
         self.full = (int(np.prod(space.shape)) // (sides[0] * sides[1]), *sides)
         self.shape = self.full if size is None else (self.full[0], size, size)
