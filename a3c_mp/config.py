@@ -62,6 +62,15 @@ class CommonArgs:
     env_kwargs: tuple[str, ...] = ()
     """keyword arguments of the environment, name=value ...; they become part of its id, Env-v0?name=value; braces
     have the numbers of actor and environment: port={9000+100*actor+env}"""
+    wrapper: tuple[str, ...] = ()
+    """gymnasium wrappers around the environment, module:Class[,name=value] ..., the innermost first; they become part
+    of its id, as the following three do"""
+    obs_keys: tuple[str, ...] = ()
+    """parts of Dict observations that are used; default: all but texts"""
+    frame_size: Annotated[int, Between(36, 1024)] | None = None
+    """scale images to this height and width (pixels); default: as they are, Atari's 84"""
+    frame_stack: Annotated[int, Between(1, 64)] | None = None
+    """images of the last steps in an observation, as its channels; default: 1, Atari's 4"""
     cuda: bool = False
     """train on the GPU (cuda:0)"""
     act_on: Literal["auto", "cpu", "cuda"] = "auto"

@@ -21,6 +21,7 @@
 | Crash | Count that raises in its 50th step |
 | Wide Narrow | the action should lie in its bounds, [0, 1000] or +-0.01, where the observation lies in [-1, 1] |
 | Simulator | listens at a port, and notes its numbers, where it is made and when it is reset |
+| Beside | a picture and a number beside it, which say only together which action is the better one |
 | Masked | half of the actions, others in each step, end the game at once; its masks say which |
 
 `Env` keeps gymnasium's contract; the fixture `register` registers a class with some attributes changed as `Custom-v0`.
@@ -41,7 +42,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.task.exchange import FILLED, NodeChannel
@@ -381,6 +382,30 @@ class MaskedEnv(gymnasium.Env):
         return obs, reward, bool(ended), self.t == self.length, info
 
 
+class BesideEnv(gymnasium.Env):
+    """A game of 16 steps earns up to 16; chance, and a policy that sees only the picture or the sign, 8."""
+
+    observation_space = Dict(picture=Box(0, 255, (36, 36, 3), np.uint8), sign=Box(-1.0, 1.0, (1,)), hint=Text(9))
+    action_space = Discrete(2, start=1)
+
+    def _obs(self):
+        self.is_left, self.is_positive = (bool(self.np_random.integers(2)) for _ in range(2))
+        picture = np.zeros((36, 36, 3), np.uint8)
+        picture[:, slice(18) if self.is_left else slice(18, None)] = 200
+        return {"picture": picture, "sign": np.float32([1.0 if self.is_positive else -1.0]), "hint": "both"}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        assert action in (1, 2), action
+        reward = float((action == 2) == (self.is_left == self.is_positive))
+        self.t += 1
+        return self._obs(), reward, False, self.t == 16, {}
+
+
 class AimEnv(gymnasium.Env):
     """A game of 16 steps earns up to 16; actions in the middle earn 8, random ones 5, those at one bound 0."""
 
@@ -447,5 +472,5 @@ for env in (
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
 gymnasium.register("Wide-v0", entry_point=AimEnv, kwargs={"low": 0.0, "high": 1000.0})
 gymnasium.register("Narrow-v0", entry_point=AimEnv, kwargs={"low": -0.01, "high": 0.01})
-for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, SimulatorEnv, MaskedEnv):
+for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, SimulatorEnv, MaskedEnv, BesideEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

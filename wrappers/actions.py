@@ -4,14 +4,16 @@ An environment with masks gives `info["action_mask"]` with each observation: an 
 choice. Discrete(A) has [A]; MultiDiscrete and MultiBinary have the choices of all parts, one part after another.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.vector import VectorEnv, VectorWrapper
+
+from a3c_mp.wrappers.observations import leaves
 
 ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary  # supported classes of action spaces
 SEEDS = 2**31  # number of seeds; ALE's are an int32
@@ -24,6 +26,57 @@ class MaskedDiscrete(Discrete):
 
     def __repr__(self) -> str:
         return f"Discrete({self.n}) masked"
+
+
+class PlainActions(gymnasium.Wrapper):
+    """Actions as one array: choices that begin at 0, `MultiDiscrete` for a `Tuple` or `Dict` of them, or one `Box`."""
+
+    def __init__(self, env: gymnasium.Env, space: Space):
+        super().__init__(env)
+        self.action_space, self.own = space, env.action_space
+        sizes = [int(np.prod(part.shape)) for _, part, _ in leaves(self.own)]  # type: ignore[arg-type]
+        self.cuts = np.cumsum(sizes)[:-1]
+
+    def reset(self, **kwargs: Any):
+        obs, info = self.env.reset(**kwargs)
+        return obs, self._with_mask(info)
+
+    def step(self, action):
+        *result, info = self.env.step(_structured(self.own, iter(np.split(np.ravel(action), self.cuts))))
+        return *result, self._with_mask(info)
+
+    def _with_mask(self, info: Any) -> Any:
+        """The info with masks of all parts in the order of their actions, as far as there are any."""
+        if not isinstance(info, dict) or not isinstance(info.get("action_mask"), Mapping | tuple):
+            return info
+        return info | {"action_mask": [mask for _, _, mask in leaves(self.own, info["action_mask"])]}
+
+
+def _structured(space: Space, parts: Iterator[np.ndarray]) -> Any:
+    """An action of an environment's own space, of the next ones of flat parts whose choices begin at 0."""
+    if isinstance(space, Dict):
+        return {name: _structured(part, parts) for name, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_structured(part, parts) for part in space.spaces)
+    return (next(parts).reshape(space.shape or ()) + getattr(space, "start", 0)).astype(space.dtype)[()]
+
+
+def with_plain_actions(env: gymnasium.Env) -> gymnasium.Env:
+    """An environment in `PlainActions`, where that makes its actions some that policies have."""
+    space = env.action_space
+    parts: list[Any] = [part for _, part, _ in leaves(space)]
+    if isinstance(space, Dict | Tuple) and parts and all(isinstance(part, Box) for part in parts):
+        low, high = (np.concatenate([getattr(part, end).ravel() for part in parts]) for end in ("low", "high"))
+        return PlainActions(env, Box(low, high, dtype=low.dtype.type))
+    choices = [num_choices(part) for part in parts]
+    if isinstance(space, Dict | Tuple) and parts and all(map(len, choices)):
+        return PlainActions(env, MultiDiscrete(np.concatenate(choices)))
+    if not np.any(getattr(space, "start", 0)):
+        return env
+    is_one = isinstance(space, Discrete)
+    return PlainActions(
+        env, Discrete(choices[0][0]) if is_one else MultiDiscrete(choices[0].reshape(space.shape or ()))
+    )
 
 
 def num_choices(space: gymnasium.Space) -> np.ndarray:
@@ -90,8 +143,7 @@ def mask_in(info: Mapping[str, Any], space: gymnasium.Space, *, ended: bool = Fa
     choices = num_choices(space)
     if not len(choices):
         raise ValueError(f"an action_mask for actions {space}, which have no choices")
-    parts = given if isinstance(given, tuple | list) else [given]
-    mask = np.concatenate([np.ravel(part) for part in parts])
+    mask = _flat(given)
     if mask.shape != (choices.sum(),):
         raise ValueError(f"an action_mask of {len(mask)} values, {space} has {choices.sum()} choices")
     if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
@@ -101,6 +153,12 @@ def mask_in(info: Mapping[str, Any], space: gymnasium.Space, *, ended: bool = Fa
     if not ended:
         raise ValueError("an action_mask that allows no action")
     return np.ones(mask.shape, np.bool_)
+
+
+def _flat(mask: Any) -> np.ndarray:
+    """A mask, or those of several parts, as one array."""
+    is_nested = isinstance(mask, tuple | list) and len(mask)
+    return np.concatenate([_flat(part) for part in mask]) if is_nested else np.ravel(mask)
 
 
 def allows(space: gymnasium.Space, mask: np.ndarray, actions: np.ndarray) -> np.ndarray:

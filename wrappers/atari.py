@@ -10,7 +10,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from a3c_mp.wrappers.ids import UnsupportedEnv, find_spec, make_registered
+from a3c_mp.wrappers.ids import UnsupportedEnv, extras_of, find_spec, make_registered
 
 gymnasium.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for each emulator
@@ -20,7 +20,8 @@ cv2.setNumThreads(0)  # each actor is a process; more threads would compete for 
 FIRE = 1
 FRAME_SKIP = 4
 """emulator frames for one agent step: an action is repeated, the last two frames are max-pooled (Mnih et al. 2015)"""
-NUM_FRAMES = 4  # frames of an observation, 84 x 84, oldest first, zeros before the first
+NUM_FRAMES, FRAME_SIZE = 4, 84
+"""frames of an observation, oldest first, zeros before the first, and their sides; an id may have others (`Extras`)"""
 NOOP_MAX = 30  # a game begins with 0 to NOOP_MAX - 1 no-ops, so that games differ (Mnih et al. 2015)
 MAX_FRAMES = 108_000  # emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)
 SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -62,8 +63,13 @@ class LostLives(VectorWrapper):
 
 
 def is_atari(env_id: str) -> bool:
-    """Whether `env_id` is an Atari game with images as observations (RAM observations are vectors)."""
+    """Whether `env_id` is an Atari game with images as observations (RAM observations are vectors).
+
+    In a wrapper it is an environment like any other: ALE's vector environment has none.
+    """
     spec = find_spec(env_id)
+    if extras_of(env_id).wrapper:
+        return False
     return spec.entry_point == "ale_py.env:AtariEnv" and spec.kwargs.get("obs_type", "rgb") != "ram"
 
 
@@ -86,13 +92,24 @@ def atari_settings(env_id: str) -> dict[str, Any]:
     }
 
 
+def frames_of(env_id: str) -> tuple[int, int]:
+    """(Number of frames in an observation of this game, their size). Raises UnsupportedEnv for names of parts."""
+    extras = extras_of(env_id)
+    if extras.obs_keys:
+        why = f"the observations of {env_id} are images alone"
+        raise UnsupportedEnv(why, "leave it out", "obs-keys", " ".join(extras.obs_keys))
+    return extras.frame_stack or NUM_FRAMES, extras.frame_size or FRAME_SIZE
+
+
 def make_atari_env(env_id: str, **render: Any) -> gymnasium.Env:
     """A single game: observations uint8 [4, 84, 84], raw rewards."""
+    stack, size = frames_of(env_id)
     settings = {name: value for name, value in atari_settings(env_id).items() if name != "game"}
     limits = {"frameskip": 1, "max_num_frames_per_episode": MAX_FRAMES}
     game = FireReset(make_registered(env_id, obs_type="grayscale", **limits, **settings, **render))
-    env = AtariPreprocessing(game, noop_max=max(NOOP_MAX - 1, 0), frame_skip=FRAME_SKIP)  # here 1 no-op or more
-    return FrameStackObservation(env, NUM_FRAMES, padding_type="zero")
+    noops = max(NOOP_MAX - 1, 0)  # here 1 or more
+    env = AtariPreprocessing(game, noop_max=noops, frame_skip=FRAME_SKIP, screen_size=size)
+    return FrameStackObservation(env, stack, padding_type="zero")
 
 
 def screen_settings(env_id: str, env: gymnasium.Env) -> dict[str, Any]:
@@ -107,9 +124,10 @@ def screen_settings(env_id: str, env: gymnasium.Env) -> dict[str, Any]:
 
 def make_atari_vec_env(env_id: str, num_envs: int) -> VectorEnv:
     """ALE's C++ vector environment: observations uint8 [N, 4, 84, 84], raw rewards, lost lives."""
+    stack, size = frames_of(env_id)
     env = AtariVectorEnv(
         num_envs=num_envs, num_threads=1, autoreset_mode=AutoresetMode.SAME_STEP, frameskip=FRAME_SKIP,
-        stack_num=NUM_FRAMES, max_num_frames_per_episode=MAX_FRAMES, noop_max=NOOP_MAX, reward_clipping=False,
-        **atari_settings(env_id),
+        stack_num=stack, img_height=size, img_width=size, max_num_frames_per_episode=MAX_FRAMES, noop_max=NOOP_MAX,
+        reward_clipping=False, **atari_settings(env_id),
     )  # fmt: skip
     return LostLives(env)

@@ -1,6 +1,7 @@
 """Checks that an environment follows gymnasium's API and its own spaces, before a run and in every step of it."""
 
 import inspect
+import time
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from types import SimpleNamespace
@@ -11,9 +12,18 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from a3c_mp.wrappers.actions import ACTIONS, ActionScaling, allowed_action, bounds, mask_in, num_choices
+from a3c_mp.wrappers.actions import (
+    ACTIONS,
+    ActionScaling,
+    PlainActions,
+    allowed_action,
+    bounds,
+    mask_in,
+    num_choices,
+    with_plain_actions,
+)
 from a3c_mp.wrappers.identity import Identity
-from a3c_mp.wrappers.observations import leaves, unprepared
+from a3c_mp.wrappers.observations import NUMBERS, leaves, unprepared
 
 RESET = "observation", "info"
 STEP = "observation", "reward", "terminated", "truncated", "info"  # parts of the results of `reset` and `step`
@@ -95,14 +105,15 @@ class CheckedEnv(gymnasium.Wrapper):
         raise BrokenContract(f"{call} returned {now} action_mask, reset() returned {first}")
 
 
-def check_contract(env: gymnasium.Env) -> None:
-    """Reset an environment and step it with the lowest and with the highest action that it allows.
+def check_contract(env: gymnasium.Env) -> float:
+    """Reset an environment and step it with the lowest and with the highest action that it allows; returns the
+    seconds of the last step.
 
     It keeps the wrappers of its own, but not those that gymnasium and `make_env` have added: their errors would not
     name its fault. Raises BrokenContract, or what the environment raises.
     """
     env = unprepared(env)
-    while isinstance(env, OrderEnforcing | TimeLimit):
+    while isinstance(env, PlainActions | OrderEnforcing | TimeLimit):
         env = env.env
     for each in (env, env.unwrapped):  # a wrapper of its own may pass on any keywords
         for keywords in ({}, {"seed": 0, "options": None}):
@@ -111,14 +122,17 @@ def check_contract(env: gymnasium.Env) -> None:
             except TypeError as error:
                 api = "gymnasium's API has reset(*, seed=None, options=None)"
                 raise BrokenContract(f"{error} of reset(), {api}") from None
-    checked = CheckedEnv(env)
+    checked = CheckedEnv(with_plain_actions(env))
     for last in (False, True):
         obs, info = checked.reset() if last else checked.reset(seed=0)  # as in the middle of a run, and as at its start
         _check_finite("reset()", obs, env.observation_space)
-        obs, reward, *_ = checked.step(_extreme_action(env.action_space, info.get("action_mask"), last))
+        started = time.perf_counter()
+        obs, reward, *_ = checked.step(_extreme_action(checked.action_space, info.get("action_mask"), last))
+        seconds = time.perf_counter() - started
         _check_finite("step()", obs, env.observation_space)
         if not np.isfinite(reward):
             raise BrokenContract(f"step() returned the reward {reward}, must be a finite number")
+    return seconds
 
 
 def check_result(call: str, result: Any, names: tuple[str, ...], space: gymnasium.Space) -> tuple:
@@ -153,8 +167,10 @@ def _check_obs(call: str, obs: Any, space: gymnasium.Space, path: str = "") -> N
             parts = list(leaves(space, obs))
         except ValueError as error:
             raise BrokenContract(f"{call} returned an observation with other parts: {error}") from None
-        for inner, inner_space, value in parts:
-            _check_obs(call, value, inner_space, inner)
+        for keys, inner_space, value in parts:
+            _check_obs(call, value, inner_space, ".".join(map(str, keys)))
+        return
+    if not isinstance(space, NUMBERS):  # it is left out
         return
     obs = np.asarray(obs)
     part = f"its observation[{path}]" if path else "an observation"
@@ -167,7 +183,8 @@ def _check_obs(call: str, obs: Any, space: gymnasium.Space, path: str = "") -> N
 
 
 def _check_finite(call: str, obs: Any, space: gymnasium.Space) -> None:
-    if not all(np.isfinite(np.asarray(part)).all() for _, _, part in leaves(space, obs)):
+    numbers = [part for _, kind, part in leaves(space, obs) if isinstance(kind, NUMBERS)]
+    if not all(np.isfinite(np.asarray(part)).all() for part in numbers):
         raise BrokenContract(f"{call} returned an observation with NaN or infinity")
 
 

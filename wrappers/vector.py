@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from a3c_mp.wrappers.actions import GuardedEnvs, env_seed
+from a3c_mp.wrappers.actions import GuardedEnvs, env_seed, with_plain_actions
 from a3c_mp.wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
 from a3c_mp.wrappers.contract import UNWATCHED, CheckedEnv
 from a3c_mp.wrappers.identity import OUTSIDE, Identity
-from a3c_mp.wrappers.ids import make_registered
+from a3c_mp.wrappers.ids import extras_of, make_registered, wrapped
 from a3c_mp.wrappers.observations import as_array
 from a3c_mp.wrappers.rebuild import Rebuildable, seeding_of
 
@@ -51,10 +51,15 @@ def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
     """One environment with the same observations and raw rewards as `make_vec_env`; for ids see `wrappers.ids`.
 
     Observations of Atari are uint8 [4, 84, 84], other images uint8 [C, H, W], anything else float32, structures one
-    vector. Raises gymnasium's errors for unknown ids, UnsupportedEnv for what `as_array` or `atari_settings` refuses.
+    vector (`ImageAndVector` where there are images in them). Actions are as in `PlainActions`. Raises gymnasium's
+    errors for unknown ids, UnsupportedEnv for what `wrapped`, `as_array` or `atari_settings` refuses.
     """
     render: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}  # not every one takes it
-    return make_atari_env(env_id, **render) if is_atari(env_id) else as_array(make_registered(env_id, **render), env_id)
+    if is_atari(env_id):
+        return make_atari_env(env_id, **render)
+    extras = extras_of(env_id)
+    env = wrapped(make_registered(env_id, **render), extras.wrapper)
+    return as_array(with_plain_actions(env), env_id, extras)
 
 
 def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:

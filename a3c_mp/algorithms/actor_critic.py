@@ -96,7 +96,7 @@ def rollouts(learner: Learner, filled: list) -> Iterator[Rollout]:
         if learner.record([message], [stats_of(rollout, learner.lag(message.payload))]).finite:
             with learner.run.timing("learning"):
                 source = f"{learner.args.actor_name} {learner.own[message.worker]}"
-                learner.update_norm(obs_for_stats(rollout.obs, learner.net.norm.image), source)
+                learner.update_norm(obs_for_stats(rollout.obs, learner.net.norm.has_images), source)
                 learner.run.record_metrics(action_metrics(learner.setup.layout.action_space, rollout))
                 yield rollout
 

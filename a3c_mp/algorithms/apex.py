@@ -23,10 +23,10 @@ from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_learners, check_memory, check_replay_memory, probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
-from a3c_mp.wrappers import is_atari
+from a3c_mp.wrappers import frames_of, is_atari
 
 NORM_PERIOD = 16  # updates between two batches that update the observation statistics: enough samples, at low cost
-FRAMES = 4  # of a stacked Atari observation
+FRAMES = 4  # of a stacked Atari observation, as a rule
 
 
 def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: int) -> np.ndarray:
@@ -90,10 +90,10 @@ class ApexSetup(Setup):
 
     def __init__(self, args: Any, algo: Any, rank: int = 0):
         check_learners(args)
-        check_sizes(args)
         if getattr(args, "rollout_fields", None):
             raise ConfigError("rollout_fields", "", "actors of this chapter send no rollouts", "leave it out")
         obs_space, action_space = probe_env(args.env_id, algo.ACTIONS)
+        check_sizes(args)
         device = set_up_torch(args, rank)
         with torch.device("meta"):
             sketch = algo.make_net(obs_space, action_space)
@@ -215,7 +215,7 @@ def check_sizes(args: Args) -> None:
     if args.save_replay and args.num_learners > 1:
         why = "checkpoints hold the replay of one learner, the others would start with an empty one"
         raise ConfigError("save-replay", args.save_replay, why, "leave it out, or use --num-learners 1")
-    rows, least = args.rows_per_lane, 4 * args.rows_in_flight + args.n_step + FRAMES
+    rows, least = args.rows_per_lane, 4 * args.rows_in_flight + args.n_step + max(FRAMES, stacked_frames(args.env_id))
     if rows < least:
         why = f"each of {args.num_actors} * {args.num_envs} environments has {rows} steps in it, {least} are needed"
         raise ConfigError("replay-size", args.replay_size, why, "raise it, or lower --num-envs or --block-length")
@@ -229,7 +229,7 @@ def check_sizes(args: Args) -> None:
 
 def stacked_frames(env_id: str) -> int:
     """Return the frames of an observation of which only the newest is stored; 1: all of it."""
-    return FRAMES if is_atari(env_id) else 1
+    return frames_of(env_id)[0] if is_atari(env_id) else 1
 
 
 def show_replay(run: Any, args: Args, limiter: RateLimiter, size: Callable[[], int], why: str) -> None:

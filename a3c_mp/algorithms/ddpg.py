@@ -16,7 +16,7 @@ from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.nets.layers import is_image
+from a3c_mp.nets.layers import image_shape
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.nets.q_values import DDPGNet
 from a3c_mp.processes.slots import Spec
@@ -31,8 +31,8 @@ AT_BOUND = 0.99  # absolute action from which on it is counted as one at its bou
 def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGNet:
     """Make the actor and critic. Raises ConfigError for image observations and for actions without bounds."""
     assert isinstance(action_space, Box), action_space
-    if is_image(obs_space):
-        raise ConfigError("algo", "ddpg", f"observations are images {obs_space.shape}, it needs vectors", "use dqn")
+    if (shape := image_shape(obs_space)) is not None:
+        raise ConfigError("algo", "ddpg", f"observations have images {shape}, it needs vectors", "use dqn")
     if not ActionScaling(action_space).is_bounded.all():
         why = f"the bounds of {action_space} are not finite, or too far apart"
         raise ConfigError("algo", "ddpg", why, "choose another --env-id")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.nets.layers import is_image
+from a3c_mp.nets.layers import image_shape
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.slots import Spec
@@ -28,7 +28,7 @@ ACTIONS = Discrete
 def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DuelingQ:
     assert isinstance(action_space, Discrete), action_space
     assert obs_space.shape is not None
-    return DuelingQ(obs_space.shape, int(action_space.n), is_image(obs_space))
+    return DuelingQ(obs_space.shape, int(action_space.n), image_shape(obs_space))
 
 
 def stored(args: Args, action_space: gymnasium.Space) -> tuple[gymnasium.Space, Spec]:

@@ -113,7 +113,7 @@ class Outbox:
         copy_gradient(self.net, gradient.vector)
         if is_first := self.is_first:
             if self.args.normalize_obs:
-                gradient.obs.copy_(obs_for_stats(self.rollout.obs, self.collector.net.norm.image))
+                gradient.obs.copy_(obs_for_stats(self.rollout.obs, self.collector.net.norm.has_images))
             gradient.reward.copy_(self.rollout.reward)
             gradient.done.copy_(self.rollout.terminated | self.rollout.truncated)
         rows = torch.tensor(self.episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
@@ -156,7 +156,7 @@ class GradientSetup(RolloutSetup):
         """Return shapes and dtypes of a `Gradient`."""
         spec = super().slot_spec(args, net, obs_space, action_space)
         shape, dtype = spec["obs"]
-        obs = obs_for_stats(torch.empty(shape, dtype=dtype, device="meta"), net.norm.image)
+        obs = obs_for_stats(torch.empty(shape, dtype=dtype, device="meta"), net.norm.has_images)
         return {
             "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),
             "obs": (tuple(obs.shape), dtype),

@@ -203,7 +203,7 @@ class ImpalaSetup(RolloutSetup):
             if learner.record(filled, stats).finite:  # in all learners, which take steps together
                 with learner.run.timing("learning"):
                     unrolls = join([rollout.to(learner.device) for rollout in rollouts])
-                    learner.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.image), "new unrolls")
+                    learner.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.has_images), "new unrolls")
                     learner.run.record_metrics(action_metrics(learner.setup.layout.action_space, unrolls))
                     yield batches(args, unrolls, self.replay, learner.rng, size * args.num_envs)
             if not learner.end_round():

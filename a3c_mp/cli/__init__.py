@@ -23,6 +23,7 @@ from a3c_mp.errors import ConfigError, Stopped, start_here
 from a3c_mp.nets.layers import is_image
 
 A = TypeVar("A")
+OF_AN_ID = ("env_kwargs", *wrappers.Extras._fields)  # settings that become part of the environment's id
 Presets = Mapping[str, Mapping[str, Any]]  # environment id -> settings that differ from the defaults
 
 
@@ -38,7 +39,7 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
     if "resume" in given:
         default = make(**_saved_settings(args_class, given))
     else:
-        env_id = _with_kwargs(given.pop("env_id", make.env_id), given.pop("env_kwargs", ()))
+        env_id = _whole_id(given.pop("env_id", make.env_id), given)
         defaults = defaults_for(args_class, env_id, presets)
         if unknown := sorted(defaults.keys() - _fields(args_class)):
             raise ConfigError(flag_name(unknown[0]), "", f"a preset of {env_id} sets it, and there is no such setting")
@@ -50,7 +51,8 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
     check_ranges(args)
     check_unused(args, given)
     paths = {name: here / value for name, value in vars(args).items() if isinstance(value, Path)}
-    return dataclasses.replace(args, env_id=_with_kwargs(args.env_id, args.env_kwargs), env_kwargs=(), **paths)
+    parts = {name: getattr(CommonArgs, name) for name in OF_AN_ID}
+    return dataclasses.replace(args, **parts, env_id=_whole_id(args.env_id, vars(args)), **paths)
 
 
 def run_to_continue(given: Mapping[str, Any], runs_dir: Path) -> Path | None:
@@ -129,12 +131,14 @@ def _fields(args_class: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(args_class)}
 
 
-def _with_kwargs(env_id: str, env_kwargs: Sequence[str]) -> str:
+def _whole_id(env_id: str, settings: Mapping[str, Any]) -> str:
+    """An environment's id with the settings `OF_AN_ID`."""
+    pairs = settings.get("env_kwargs", ())
     try:
-        return wrappers.with_kwargs(env_id, env_kwargs)
+        return wrappers.with_extras(wrappers.with_kwargs(env_id, pairs), settings)
     except ValueError as error:
         fix = "for instance --env-kwargs size=5 walls=false"
-        raise ConfigError("env-kwargs", " ".join(env_kwargs), str(error), fix) from None
+        raise ConfigError("env-kwargs", " ".join(pairs), str(error), fix) from None
 
 
 def defaults_for(args_class: Any, env_id: str, presets: Presets) -> dict[str, Any]:

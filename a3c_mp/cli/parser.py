@@ -21,6 +21,8 @@ from a3c_mp.cli.flags import suggestion
 from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 
+REPEATABLE = {"wrapper"}  # fields whose flags add up; of others the last one counts
+
 
 def read_flags(args_class: type, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return (settings that a command line gives, "help" among them, other words). Raises ConfigError for bad ones."""
@@ -77,7 +79,8 @@ def _options(name: str, hint: Any) -> dict[str, Any]:
     if typing.get_origin(kind) is tuple:
         item, *others = typing.get_args(kind)
         several = "*" if others == [...] else 1 + len(others)
-        return {"type": partial(to_value, name, item), "nargs": several, "metavar": item.__name__.upper()}
+        options = {"type": partial(to_value, name, item), "nargs": several, "metavar": item.__name__.upper()}
+        return options | ({"action": "extend"} if name in REPEATABLE else {})
     return {"type": partial(to_value, name, hint), "metavar": kind.__name__.upper()}
 
 

@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from a3c_mp.errors import STARTED_IN, ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic, LayeredActorCritic
 from a3c_mp.nets.distributions import ActionHead
-from a3c_mp.nets.layers import LSTMCore, convolutions, is_image, mlp, num_features
+from a3c_mp.nets.layers import LSTMCore, image_shape, image_torso, mlp, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
 NETS = "a3c", "nature", "deep"  # `--net`, besides `module:function`
@@ -54,14 +54,14 @@ def make_actor_critic(
     last layer in the nets of A3C and IMPALA (Mnih et al. 2016, section 5.1; Espeholt et al. 2018, figure 3), and with
     an LSTM. Raises ConfigError if there is no such net, or it does not fit the observations or the other settings.
     """
-    shape, image = obs_space.shape, is_image(obs_space)
+    shape, image = obs_space.shape, image_shape(obs_space)
     head = ActionHead(action_space, spec.log_std_init, spec.mean_limit)
     assert shape is not None
-    _check(spec, shape, image)
+    _check(spec, shape, image is not None)
     if ":" in spec.net:
         return _make_own_net(spec.net, obs_space, action_space, head)
     norm, core = ObsNorm(shape, image), None
-    torso = convolutions(spec.net, shape[0]) if image else nn.Flatten()
+    torso = image_torso(spec.net, shape, image) if image else nn.Flatten()
     features = num_features(torso, shape)
     if spec.lstm or (image and spec.net != "nature"):
         torso = nn.Sequential(torso, nn.Linear(features, SHARED_UNITS), nn.ReLU())
@@ -81,7 +81,7 @@ def _check(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
         fix = {"book": "its name is nature now", "paper": "its name is a3c now"}.get(spec.net, "see --help")
         raise ConfigError("net", spec.net, f"must be {', '.join(NETS)} or module:function", fix)
     if not image and not own and spec.net != "nature":
-        why = f"observations are of shape {shape}, it needs images (uint8, 36 x 36 or more)"
+        why = f"observations are of shape {shape}, it needs images (36 x 36 or more)"
         raise ConfigError("net", spec.net, why, "leave it out")
     if own and spec.lstm:
         raise ConfigError("lstm", True, f"--net {spec.net} has no place for it", "leave one of them out")
@@ -124,7 +124,7 @@ def _make_own_net(
         body = make_body(obs_space, action_space)
         if not isinstance(body, nn.Module):
             raise TypeError(f"it returned a {type(body).__name__}, must be a torch.nn.Module")
-        net = OwnActorCritic(ObsNorm(shape, is_image(obs_space)), head, body)
+        net = OwnActorCritic(ObsNorm(shape, image_shape(obs_space)), head, body)
         _check_own_net(net, shape)
     except Exception as error:  # code of the user's own can raise anything
         from a3c_mp.errors.describe import describe, is_missing

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
+from a3c_mp.wrappers import SMALLEST_IMAGE, ImageAndVector
+
 CONVOLUTIONS = {
     "a3c": [(16, 8, 4), (32, 4, 2)],  # Mnih et al. 2013 and 2016
     "nature": [(32, 8, 4), (64, 4, 2), (64, 3, 1)],  # Mnih et al. 2015
@@ -17,9 +19,47 @@ CONVOLUTIONS = {
 """name -> (channels, kernel size, stride) of each layer"""
 
 
+VECTOR_UNITS = 64  # of the hidden layer of a vector beside an image
+
+
+def image_shape(space: gymnasium.Space) -> tuple[int, ...] | None:
+    """The shape [C, H, W] of images for convolutions in observations; None for vectors.
+
+    Images alone are uint8 [C, H, W] of at least 36 x 36; beside a vector they are in an `ImageAndVector`.
+    """
+    if isinstance(space, ImageAndVector):
+        return space.image_shape
+    is_image = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3
+    return space.shape if is_image and min(space.shape[1:]) >= SMALLEST_IMAGE else None  # type: ignore[index]
+
+
 def is_image(space: gymnasium.Space) -> bool:
-    """Whether observations are images for convolutions, uint8 [C, H, W] of at least 36 x 36; all others are vectors."""
-    return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3 and min(space.shape[1:]) >= 36
+    """Whether there are images for convolutions in observations."""
+    return image_shape(space) is not None
+
+
+class JoinedTorso(nn.Module):
+    """Features of an image, and of a vector beside it after a hidden layer: [N, pixels + numbers] -> [N, features]."""
+
+    def __init__(self, image: nn.Module, image_shape: tuple[int, ...], numbers: int):
+        super().__init__()
+        self.image, self.image_shape, self.numbers = image, image_shape, numbers
+        self.vector = nn.Sequential(nn.Linear(numbers, VECTOR_UNITS), nn.ReLU())
+
+    def forward(self, obs: Tensor) -> Tensor:
+        pixels, numbers = obs.split([obs.shape[1] - self.numbers, self.numbers], dim=1)
+        images = pixels.unflatten(1, self.image_shape).contiguous(memory_format=torch.channels_last)
+        return torch.cat([self.image(images), self.vector(numbers)], dim=1)
+
+
+def image_torso(
+    net: str | Sequence[tuple[int, ...]], obs_shape: tuple[int, ...], image_shape: tuple[int, ...]
+) -> nn.Module:
+    """The `convolutions` of images, joined with a vector if observations have one beside them."""
+    torso = convolutions(net, image_shape[0])
+    if obs_shape == image_shape:
+        return torso
+    return JoinedTorso(torso, image_shape, obs_shape[0] - torch.Size(image_shape).numel())
 
 
 def convolutions(net: str | Sequence[tuple[int, ...]], channels: int) -> nn.Sequential:

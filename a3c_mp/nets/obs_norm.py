@@ -1,15 +1,17 @@
 """Observation normalization: running statistics of observations, and what they do to the inputs of nets."""
 
+import math
 from typing import Any
 
 import cv2
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.nets.obs_stats import FAR, ImageStats, VectorStats
+from a3c_mp.nets.obs_stats import FAR, ImageStats, JoinedStats, VectorStats
 
 KNEE = 5.0  # normalized values are what they are up to here; beyond, those of vectors grow with the logarithm
 SLOPE = 0.1  # and those of images, which end at 255 grey levels, with this slope
+LARGE_IMAGE = 128 * 128  # pixels of an image beyond which a step takes several times as long as with 84 x 84
 VALUES_AT_ONCE = 250_000
 """values of images that are normalized together on a CPU: they stay in a core's cache from one operation to the next"""
 
@@ -23,18 +25,27 @@ class ObsNorm(nn.Module):
     uint8, divided by 255 at first.
 
     Buffers are what actors need. The statistics belong to the learner, which saves them in checkpoints.
+
+    `image` says whether observations are images; or it is the shape of the one whose pixels flat float32 observations
+    begin with.
     """
 
     shift: Tensor  # [1, *shape]
     scale: Tensor  # [1, *shape]
     knee: Tensor  # [], `KNEE`, or the largest number where observations enter as they are
 
-    def __init__(self, shape: tuple[int, ...], image: bool):
+    def __init__(self, shape: tuple[int, ...], image: bool | tuple[int, ...] | None):
         super().__init__()
-        self.image = image
-        self.stats: Any = ImageStats(shape) if image else VectorStats(shape)
+        self.image_shape = shape if image is True else image or None
+        self.has_images, self.image = self.image_shape is not None, self.image_shape == shape  # `image`: bytes alone
+        pixels = math.prod(self.image_shape or (0,))
+        self.stats: Any = ImageStats(shape) if self.image else VectorStats(shape)
+        if self.has_images and not self.image:
+            self.stats = JoinedStats(pixels, shape[0] - pixels)
+        scale = torch.ones(1, *shape)
+        scale.view(-1)[:pixels] = 1 / 255
         self.register_buffer("shift", torch.zeros(1, *shape))
-        self.register_buffer("scale", torch.full((1, *shape), 1 / 255 if image else 1.0))
+        self.register_buffer("scale", scale)
         self.register_buffer("knee", torch.tensor(KNEE))
 
     def turn_off(self) -> None:
@@ -96,9 +107,13 @@ def channels_last(images: Tensor) -> Tensor:
 
 
 def note_on_inputs(net: nn.Module) -> str:
-    """A log line if observations with 2 or more axes are treated as vectors, else an empty string."""
+    """A log line if observations with 2 or more axes are treated as vectors, or images are large; else ""."""
     norm = getattr(net, "norm", None)
-    if not isinstance(norm, ObsNorm) or norm.image or norm.shift.dim() < 3:
+    if not isinstance(norm, ObsNorm):
+        return ""
+    if norm.image_shape is not None and math.prod(size := norm.image_shape[1:]) > LARGE_IMAGE:
+        return f"images of {size[0]} x {size[1]} make a step slow: --frame-size 84 is often enough"
+    if norm.image_shape is not None or norm.shift.dim() < 3:
         return ""
     shape = tuple(norm.shift.shape[1:])
-    return f"observations {shape} are treated as vectors; images are uint8, with 3 axes, and 36 x 36 or more"
+    return f"observations {shape} are treated as vectors; images have the same bounds everywhere, and 36 x 36 or more"

@@ -41,6 +41,31 @@ class ImageStats:
         self.count, self.mean, self.variance = state["count"], state["mean"], state["variance"]
 
 
+class JoinedStats:
+    """Statistics of flat observations [N, pixels + numbers] that begin with the pixels of an image.
+
+    One grey level is added to the deviations of pixels, as `ObsNorm` does with those of images.
+    """
+
+    def __init__(self, pixels: int, numbers: int):
+        self.sizes = [pixels, numbers]
+        self.image, self.vector = ImageStats((pixels,)), VectorStats((numbers,))
+
+    def update(self, obs: Tensor) -> tuple[Tensor, Tensor, int]:
+        pixels, numbers = obs.split(self.sizes, dim=1)
+        mean, deviation, _ = self.image.update(pixels)
+        mean_of_numbers, of_numbers, far = self.vector.update(numbers)
+        deviation = torch.cat([deviation + 1.0, of_numbers.to(deviation)], dim=1)
+        return torch.cat([mean, mean_of_numbers.to(mean)], dim=1), deviation, far
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.image.state_dict() | self.vector.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.image.load_state_dict(state)
+        self.vector.load_state_dict(state)
+
+
 class VectorStats:
     """Running mean and standard deviation of each feature of vectors [N, *shape], of any scale.
 

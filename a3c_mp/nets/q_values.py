@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.nets.layers import convolutions, mlp, num_features
+from a3c_mp.nets.layers import image_torso, mlp, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -20,23 +20,24 @@ class DuelingQ(nn.Module):
 
     Images go through the convolutions of Mnih et al. 2015, or others (see `layers.convolutions`), vectors through one
     hidden layer; value and advantage then have hidden layers of their own. On images the two have 512 units together,
-    as many as the net of Mnih et al.
+    as many as the net of Mnih et al. `image` is as in `ObsNorm`.
 
     `hidden` are the units of the hidden layers, by default (256,) for images and (128, 128) for vectors. For vectors,
     value and advantage share the first one; all others exist twice. Each has an `activation` of `ACTIVATIONS`.
     """
 
     def __init__(
-        self, obs_shape: tuple[int, ...], num_actions: int, image: bool, hidden: Sequence[int] | None = None,
-        activation: str = "relu", convs: str | Sequence[tuple[int, ...]] = "nature",
+        self, obs_shape: tuple[int, ...], num_actions: int, image: bool | tuple[int, ...] | None,
+        hidden: Sequence[int] | None = None, activation: str = "relu",
+        convs: str | Sequence[tuple[int, ...]] = "nature",
     ):  # fmt: skip
         super().__init__()
         sizes = list(hidden or ((256,) if image else (128, 128)))
         act = ACTIVATIONS[activation]
         self.norm = ObsNorm(obs_shape, image)
         self.register_buffer("reward_scale", torch.ones(()))
-        if image:
-            self.torso = convolutions(convs, obs_shape[0])
+        if self.norm.image_shape:
+            self.torso = image_torso(convs, obs_shape, self.norm.image_shape)
             features = num_features(self.torso, obs_shape)
         else:
             inputs, features = torch.Size(obs_shape).numel(), sizes.pop(0)
@@ -63,7 +64,7 @@ class DDPGNet(nn.Module):
         super().__init__()
         self.action_shape, hidden = action_shape, 256
         inputs, outputs = torch.Size(obs_shape).numel(), torch.Size(action_shape).numel()
-        self.norm = ObsNorm(obs_shape, image=False)
+        self.norm = ObsNorm(obs_shape, None)
         self.register_buffer("reward_scale", torch.ones(()))
         self.actor = nn.Sequential(*mlp([inputs, hidden, hidden, outputs], nn.ReLU), nn.Tanh())
         self.critic = mlp([inputs + outputs, hidden, hidden, 1], nn.ReLU)

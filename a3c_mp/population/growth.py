@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.nets.actor_critic import LayeredActorCritic
 from a3c_mp.nets.distributions import ActionHead
-from a3c_mp.nets.layers import convolutions, is_image, mlp, num_features
+from a3c_mp.nets.layers import VECTOR_UNITS, JoinedTorso, image_shape, image_torso, mlp, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 from a3c_mp.nets.q_values import ACTIVATIONS, DuelingQ
 from a3c_mp.population.evolution import Genome, Member
@@ -31,7 +31,8 @@ Record = Mapping[str, Tensor]  # a member in shared memory
 Layer = dict[str, dict[str, Tensor]]
 """weight [units, inputs, H, W] and bias [units, 1, 1, 1] of a layer, each in all nets (`MemberState.nets`) and in Adam
 
-Inputs are units of the layer before; H and W those of a kernel, in a linear layer the pixels of each unit and 1.
+Inputs are units of the layer before; H and W those of a kernel, in a linear layer the pixels of each unit and 1. The
+first layer behind a `JoinedTorso` has weights for the features of the vector, too: joined [units, features, 1, 1].
 """
 
 
@@ -40,11 +41,11 @@ class Spaces(NamedTuple):
 
     obs_shape: tuple[int, ...]
     action_space: Any
-    image: bool
+    image: tuple[int, ...] | None  # `layers.image_shape`
 
     @classmethod
     def of(cls, obs_space: Any, action_space: Any) -> Spaces:
-        return cls(obs_space.shape, action_space, is_image(obs_space))
+        return cls(obs_space.shape, action_space, image_shape(obs_space))
 
 
 def make_net(spaces: Spaces, genome: Genome) -> Any:
@@ -54,7 +55,7 @@ def make_net(spaces: Spaces, genome: Genome) -> Any:
         if genome.family == "q":
             convs = genome.convolutions or "nature"
             return DuelingQ(shape, int(action_space.n), image, genome.hidden, genome.activation, convs)
-        torso = convolutions(genome.convolutions, shape[0]) if image else nn.Flatten()
+        torso = image_torso(genome.convolutions, shape, image) if image else nn.Flatten()
         head, sizes = ActionHead(action_space), [num_features(torso, shape), *genome.hidden]
         policy, value = (mlp([*sizes, num], ACTIVATIONS[genome.activation]) for num in (head.num_outputs, 1))
         return LayeredActorCritic(ObsNorm(shape, image), head, torso, None, policy, value)
@@ -62,7 +63,8 @@ def make_net(spaces: Spaces, genome: Genome) -> Any:
 
 def layers_by_depth(net: Any) -> list[list[Any]]:
     """All layers from input to output, those of the same depth as one item: one of the torso, or one of each head."""
-    shared = [[layer] for layer in net.torso.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    torso = net.torso.image if isinstance(net.torso, JoinedTorso) else net.torso
+    shared = [[layer] for layer in torso.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     heads = (net.value, net.advantage) if isinstance(net, DuelingQ) else (net.policy, net.value)
     own = [[layer for layer in head if isinstance(layer, nn.Linear)] for head in heads]
     return shared + [list(pair) for pair in zip(*own, strict=True)]
@@ -166,12 +168,15 @@ def breed(parent: MemberState, child: Member, spaces: Spaces, args: Args) -> Mem
 
 def copy_other_tensors(state: MemberState, parent: MemberState) -> None:
     """Copy what does not depend on the architecture: log deviations with their moments, scales, statistics."""
-    of_layers = {id(tensor) for item in layers_by_depth(state.net) for layer in item for tensor in layer.parameters()}
-    old = dict(parent.net.named_parameters())
-    for name, parameter in state.net.named_parameters():
-        if id(parameter) not in of_layers:
+    layers = [layer for net in state.nets.values() for item in layers_by_depth(net) for layer in item]
+    of_layers = {id(tensor) for layer in layers for tensor in layer.parameters()}
+    for kind, net in state.nets.items():
+        old = dict(parent.nets[kind].named_parameters())
+        for name, parameter in net.named_parameters():
+            if id(parameter) in of_layers:
+                continue
             parameter.copy_(old[name])
-            for key, value in parent.optimizer.state[old[name]].items():
+            for key, value in parent.optimizer.state[old[name]].items() if kind == "online" else ():
                 state.optimizer.state[parameter][key].copy_(value)
     for net in state.nets:
         for new, value in zip(state.nets[net].buffers(), parent.nets[net].buffers(), strict=True):
@@ -194,10 +199,12 @@ def added_place(fewer: Sequence[Any], more: Sequence[Any]) -> int:
 def layers_of(state: MemberState) -> list[list[Layer]]:
     """Return all layers, as `layers_by_depth`: those of item i get the units of their counterpart in item i - 1."""
 
-    def tensors(name: str, twins: Sequence[Any], inputs: int) -> dict[str, Tensor]:
+    def tensors(name: str, twins: Sequence[Any], inputs: int, columns: slice = slice(None)) -> dict[str, Tensor]:
         found = {net: getattr(layer, name) for net, layer in zip(state.nets, twins, strict=True)}
         moments = state.optimizer.state[found["online"]]
         found |= {name: moments[name] for name in MOMENTS}
+        if name == "weight":
+            found = {name: part[:, columns] for name, part in found.items()}
         found = {name: part if part.dim() == 4 else part.view(len(part), inputs, -1, 1) for name, part in found.items()}
         return found | {"step": moments["step"]}
 
@@ -205,7 +212,12 @@ def layers_of(state: MemberState) -> list[list[Layer]]:
     for item in zip(*map(layers_by_depth, state.nets.values()), strict=True):
         inputs = len(items[-1][0]["bias"]["online"]) if items else item[0][0].weight.shape[1]
         twins = list(zip(*item, strict=True))  # each layer in all nets
-        items.append([{"weight": tensors("weight", each, inputs), "bias": tensors("bias", each, 1)} for each in twins])
+        is_joined = isinstance(state.net.torso, JoinedTorso) and len(twins) > 1 and len(items[-1]) == 1
+        own = slice(-VECTOR_UNITS) if is_joined else slice(None)  # columns of the layer before
+        layers = [{"weight": tensors("weight", each, inputs, own), "bias": tensors("bias", each, 1)} for each in twins]
+        for layer, each in zip(layers, twins if is_joined else (), strict=is_joined):
+            layer["joined"] = tensors("weight", each, VECTOR_UNITS, slice(-VECTOR_UNITS, None))
+        items.append(layers)
     return items
 
 
@@ -221,7 +233,7 @@ def without(layers: list[list[Layer]], place: int) -> list[list[Layer]]:
             weight[net] = torch.einsum("oihw,ij->ojhw", weight[net], inner)
         weight["exp_avg"] = torch.zeros_like(weight["online"])
         weight["exp_avg_sq"] = torch.full_like(weight["online"], float(weight["exp_avg_sq"].mean()))
-        following.append({"weight": weight, "bias": bias})
+        following.append(layer | {"weight": weight, "bias": bias})
     return [*layers[:place], following, *layers[place + 2 :]]
 
 
@@ -243,7 +255,11 @@ def inherit(layer: Layer, old: Layer, units: Tensor, inputs: Tensor, rng: Genera
     num_units, *shape = layer["weight"]["online"].shape
     num_inputs = math.prod(shape)
     fresh = torch.from_numpy(rng.uniform(-1, 1, (num_units - len(units), num_inputs + 1)) / num_inputs**0.5)
-    for name, values, columns in ("weight", fresh[:, 1:], inputs), ("bias", fresh[:, :1], torch.tensor([0])):
+    parts = [("weight", fresh[:, 1:], inputs), ("bias", fresh[:, :1], torch.tensor([0]))]
+    if "joined" in layer:
+        few = torch.from_numpy(rng.uniform(-1, 1, (num_units - len(units), VECTOR_UNITS)) / num_inputs**0.5)
+        parts.append(("joined", few, torch.arange(VECTOR_UNITS)))
+    for name, values, columns in parts:
         for kind in layer[name].keys() - {"step"}:
             source, target = old[name][kind], layer[name][kind]
             rest = float(source.mean()) if kind == "exp_avg_sq" else 0.0

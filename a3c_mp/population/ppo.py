@@ -131,7 +131,9 @@ class Generation(MemberGeneration):
                 self.counts["transitions_not_finite"] += rollout.reward.numel()
                 continue
             if self.args.normalize_obs:
-                self.counts["obs_values_far"] += self.net.norm.update(obs_for_stats(rollout.obs, self.net.norm.image))
+                self.counts["obs_values_far"] += self.net.norm.update(
+                    obs_for_stats(rollout.obs, self.net.norm.has_images)
+                )
             yield rollout
 
 

@@ -22,12 +22,13 @@ from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.run.evaluation import evaluation_seed
 from a3c_mp.run.gpu import note_on_cores
 from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
-from a3c_mp.run.preflight import FOUND
+from a3c_mp.run.preflight import FOUND, STEP_SECONDS
 from a3c_mp.wrappers import ActionScaling
 
 ENDS = ("total_steps", "max_seconds", "stop_return", "stop_eval_return")  # settings that end a run
 ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds reached"}
 """reason why a run has ended -> its name in the last line; others stay as they are"""
+SLOW_SECONDS = 10.0  # until the first results of actors, beyond which the log says so
 
 
 def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
@@ -40,7 +41,7 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         parts = [f"obs {obs_space.shape}", " ".join(actions.split()), *parts]
     lines = [" · ".join(parts)]
     if found and layout:
-        lines.append(f"observations are flattened: {layout}")
+        lines.append(f"observations: {layout}")
     lines += filter(None, [note_on_inputs(net)])
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     goal = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"
@@ -51,6 +52,7 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
     cores = note_on_cores(args) if args.cuda else ""
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}{cores}")
+    lines += filter(None, [note_on_speed(args)])
     if args.eval_every:
         flags = f"--episodes {args.eval_episodes} --seed {evaluation_seed(args)}"
         if args.eval_max_steps != CommonArgs.eval_max_steps:
@@ -60,11 +62,24 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     return lines
 
 
+def note_on_speed(args: CommonArgs) -> str:
+    """How fast a slow environment is, and when the first results of its actors are due; "" if that is soon."""
+    settings, actors = vars(args), max(args.local_actors, 1)
+    length: int = settings.get("unroll_length") or settings.get("block_length") or getattr(args, "rounds", 0)  # type: ignore[assignment]
+    at_once = min(actors, len(os.sched_getaffinity(0)))
+    rate = at_once / max(STEP_SECONDS.get(args.env_id, 0.0), 1e-9)
+    if (seconds := actors * args.num_envs * length / rate) < SLOW_SECONDS:
+        return ""
+    what = f"the environment takes about {rate:,.0f} steps a second, {args.actor_name}s {at_once} at a time"
+    each = f"{args.num_envs * length:,} steps of each {args.actor_name}"
+    return f"{what}: waiting for the first {each}, about {seconds:.0f} s"
+
+
 def net_name(settings: Mapping[str, Any], net: Any) -> str:
     """What a net is called: `MLP 64 64`, `nature net`, or the class of one without such settings."""
     if "net" not in settings or hasattr(net, "body") or not isinstance(net, ActorCritic):
         return type(getattr(net, "body", net)).__name__
-    name = f"{settings['net']} net" if net.norm.image else f"MLP {' '.join(map(str, settings['hidden']))}"
+    name = f"{settings['net']} net" if net.norm.has_images else f"MLP {' '.join(map(str, settings['hidden']))}"
     return f"{name}, LSTM" if net.lstm_size else name
 
 

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from a3c_mp.run.evaluate import Policy
 from a3c_mp.seeds import seed_global_generators
 from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, Identity, is_atari, make_env, mask_in, num_choices
 from a3c_mp.wrappers.atari import screen_settings
-from a3c_mp.wrappers.observations import leaves, unprepared
+from a3c_mp.wrappers.observations import ImageAndVector, Part, Prepared, unprepared
 
 RECORDED = Identity(RECORDER)  # it is open while other environments play
 
@@ -78,8 +78,10 @@ def usage_of(env_id: str, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasi
         output["meaning"] = "logits of each part: softmax gives the probabilities" if is_policy else "Q values"
         output["parts"] = num_choices(actions).tolist()
     with closing(make_env(env_id)) as env:
-        if not isinstance(structure := unprepared(env).observation_space, Box):
-            obs["parts"] = list(parts_of(structure))
+        structure = unprepared(env).observation_space
+        if isinstance(env, Prepared) and env.layout:
+            image = obs_space.image_shape if isinstance(obs_space, ImageAndVector) else (0,)
+            obs |= {"layout": env.layout, "parts": list(parts_of(env.parts, math.prod(image)))}
         if is_atari(env_id):
             obs["screen"] = screen_settings(env_id, env)
     inputs, outputs = {"obs": obs}, {"action": action, "output": output}
@@ -93,16 +95,16 @@ def array_of(dtype: Any, shape: tuple[int, ...] | None) -> dict[str, Any]:
     return {"dtype": str(np.dtype(dtype)), "shape": shape or ()}
 
 
-def parts_of(space: gymnasium.Space) -> Iterator[dict[str, Any]]:
-    """What the numbers of a flattened observation are: each part's name, place, shape; of choices, their numbers."""
-    start = 0
-    for name, part, _ in leaves(space):
-        found = {"name": name, "first": start, "last": start + flatdim(part) - 1, **array_of(part.dtype, part.shape)}
-        if isinstance(part, Discrete | MultiDiscrete):
-            sizes = num_choices(part)
-            found |= {"one_hot": sizes.tolist(), "start": (0 * sizes + np.ravel(part.start)).tolist()}
+def parts_of(parts: Iterable[Part], start: int = 0) -> Iterator[dict[str, Any]]:
+    """What the numbers of an observation are, from `start` on: each part's name, place, shape; of choices, how many."""
+    for part in parts:
+        space, end = part.space, start + flatdim(part.space)
+        found = {"name": part.path, "first": start, "last": end - 1, **array_of(space.dtype, space.shape)}
+        if isinstance(space, Discrete | MultiDiscrete):
+            sizes = num_choices(space)
+            found |= {"one_hot": sizes.tolist(), "start": (0 * sizes + np.ravel(space.start)).tolist()}
         yield found
-        start += flatdim(part)
+        start = end
 
 
 def write_onnx(

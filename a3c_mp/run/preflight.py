@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 from a3c_mp import wrappers
@@ -36,10 +36,11 @@ OBS_COPIES = 8  # of the vectors in a learner's rollouts: in statistics, batches
 STATS = 129  # numbers for each one of a wide observation in its statistics (`obs_stats`)
 ENV_COPIES = 20  # of the vectors of an actor's environments: in their spaces (bounds), wrappers and steps
 WIDE = 10_000  # numbers of an observation that is the cause where memory is too small
-ACTIONS_OF = {Discrete: "from 0", MultiDiscrete: "from 0", Box: "of floating-point numbers"}  # those that can be used
 TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # the variable; torch makes the folder with the first optimizer
 FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
-"""environment id -> (observation space, action space, layout of observations that are flattened) of `probe_env`"""
+"""environment id -> (observation space, action space, layout of observations) of `probe_env`"""
+STEP_SECONDS: dict[str, float] = {}
+"""environment id -> seconds that a step took there"""
 
 
 def check_settings(args: CommonArgs) -> None:
@@ -81,7 +82,8 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
     """
     settings, (obs_space, *_) = vars(args), FOUND[args.env_id]  # not every chapter has all of them
     params = sum(tensor.numel() for tensor in net.state_dict().values())
-    width = 0 if is_image(obs_space) else math.prod(obs_space.shape or ())  # images become floats a batch at a time
+    is_bytes = is_image(obs_space) and obs_space.dtype == np.uint8  # they become floats a batch at a time
+    width = 0 if is_bytes else math.prod(obs_space.shape or ())
     if "unroll_length" in settings:
         obs = OBS_COPIES * max(args.num_envs, settings.get("batch_unrolls", 0)) * (1 + settings["unroll_length"])
     else:  # a state and its successor in each batch, and as inputs of online and target net
@@ -97,7 +99,8 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
         why = "{} {:.1f} GiB, {:.1f} GiB is free".format(sizes, *_in_gib(needed, free))
         fix = f"lower --{args.actors_flag}, --num-envs or the length of rollouts"
         if width > WIDE:
-            raise ConfigError("env-id", args.env_id, why, f"make its observations smaller, or {fix}")
+            smaller = "set --frame-size 84" if is_image(obs_space) else "make its observations smaller"
+            raise ConfigError("env-id", args.env_id, why, f"{smaller}, or {fix}")
         raise ConfigError("num-envs", args.num_envs, why, fix)
 
 
@@ -201,7 +204,7 @@ def probe_env(
         obs_space, action_space, layout = env.observation_space, env.action_space, wrappers.layout(env)
         _check_actions(action_space, actions, env_id)
         try:
-            wrappers.check_contract(env)
+            STEP_SECONDS[env_id] = wrappers.check_contract(env)
         except wrappers.BrokenContract:
             raise
         except Exception:  # an actor reports it, with its traceback
@@ -224,9 +227,13 @@ def probe_env(
 
 
 def _check_actions(space: gymnasium.Space, kinds: type[gymnasium.Space] | UnionType, env_id: str) -> None:
-    is_plain = space.dtype.kind == "f" if isinstance(space, Box) else not np.any(getattr(space, "start", 0))
-    if not isinstance(space, kinds) or not is_plain:
-        classes = typing.get_args(kinds) or (kinds,)
-        needed = ", ".join(f"{kind.__name__} {ACTIONS_OF.get(kind, '')}".rstrip() for kind in classes)
-        fix = "choose another, or another --algo" if kinds in (Discrete, Box) else "choose another"
-        raise ConfigError("env-id", env_id, f"its actions are {space}, this needs {needed}", fix)
+    is_float = isinstance(space, Box) and space.dtype.kind == "f"
+    if isinstance(space, kinds) and (is_float or not isinstance(space, Box)):
+        return
+    names = [kind.__name__ for kind in typing.get_args(kinds) or (kinds,)]
+    needed = ", ".join(f"{name} of floating-point numbers" if name == "Box" else name for name in names)
+    fix = "give --wrapper module:Class, a gymnasium.ActionWrapper of your own"
+    if kinds in (Discrete, Box):
+        fix = "choose another, or another --algo"
+        fix += ", or --wrapper gymnasium.wrappers:DiscretizeAction,bins=5" if is_float else ""
+    raise ConfigError("env-id", env_id, f"its actions are {space}, this needs {needed}", fix)

@@ -25,7 +25,7 @@ def refusal_of(error: BaseException, env_id: str) -> ConfigError:
     if isinstance(error, wrappers.BrokenContract):
         why, fix = text, "fix the environment, or choose another"
     elif isinstance(error, wrappers.UnsupportedEnv):
-        why, fix = text, "choose another"
+        return ConfigError(error.flag, env_id if error.value is None else error.value, text, error.fix)
     elif not isinstance(error, Exception):  # SystemExit: an environment must not end the process
         why, fix = f"it raises {why}", "fix the environment, or choose another"
     elif is_missing(error, module):

@@ -102,7 +102,7 @@ def name_of_new(args: CommonArgs, algorithm: str) -> str:
     """The name of a run that starts now."""
     if args.run_name is not None:
         return args.run_name
-    env = re.sub(r"[/:?&=%]", "_", args.env_id)
+    env = re.sub(r"[^\w.-]", "_", args.env_id)[:100]
     return f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 

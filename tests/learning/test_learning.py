@@ -96,6 +96,17 @@ def test_a_gaussian_policy_learns_actions_of_any_units(run_inline, chapter, env_
     assert done.summary["solved"], done.summary
 
 
+@pytest.mark.timeout(300)
+def test_an_image_and_a_vector_beside_it_are_learned_together(run_inline):
+    """From 8 to 14 of 16; either part alone, as a blind policy, earns 8."""
+    flags = ["--env-id", "envs:Beside-v0", "--deterministic", "--seed", "1", "--stop-return", "14", "--gamma", "0"]
+    done = run_inline(A3C_DATA.script, *flags, "--num-envs", "8", "--total-steps", "30000", workers=None)
+    assert done.code == 0, done.err
+    assert done.summary["solved"], done.summary
+    played = run_inline("play.py", "runs/r", "--episodes", "8")
+    assert float(played.out.split("\nmean ")[1].split(",")[0]) >= 14, played.out
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA], ids=row_id)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from envs import Env
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, Text
 from harness import ALL_CHAPTERS, APEX_DDPG, APEX_DQN, CONTINUOUS, EVERY_ONE_OF_ALL, IMPALA, POPULATION_PPO, RAY_DQN
 
 import play
@@ -124,11 +124,13 @@ def test_flags_and_environments(main, flags, bad, message, refused):
     assert message in refused(main, [*flags, *bad.split()])
 
 
-@pytest.mark.parametrize("space", [Dict(a=Discrete(2)), MultiDiscrete([2, 3], start=[0, 1]), Box(0, 9, (2,), int)])
+@pytest.mark.parametrize("space", [Dict(a=Discrete(2), b=Box(-1, 1)), Box(0, 9, (2,), int), Text(3)])
 def test_actions_that_there_is_no_policy_for(space, register, refused):
     line = refused(train_a3c_data.main, ["--env-id", register(changes={"action_space": space})])
-    needed = "this needs Discrete from 0, Box of floating-point numbers, MultiDiscrete from 0, MultiBinary"
-    assert line.startswith(f"error: env-id=Custom-v0: its actions are {space}, {needed}; choose another")
+    needed = (
+        "this needs Discrete, Box of floating-point numbers, MultiDiscrete, MultiBinary; give --wrapper module:Class"
+    )
+    assert line.startswith(f"error: env-id=Custom-v0: its actions are {space}, {needed}, a gymnasium.ActionWrapper")
 
 
 PONG = "--env-id PongNoFrameskip-v4 --hidden 64"
@@ -213,6 +215,12 @@ population_dqn | PONG --replay-size 1e9 | replay-size=1000000000: for replay and
 population_dqn | PONG --channels-range 8 100000 | replay-size=100000: for replay and nets
 population_dqn | PONG --channels-range 8 16 | channels-range=8 to 16: the first member has 32; widen the range,
 a3c_data | --env-id CartPole-v1?size=5 | ; choose another, or other --env-kwargs
+a3c_data | --frame-size 9 | frame-size=9: must be between 36 and 1024
+apex_dqn | --env-id Pendulum-v1 | or another --algo, or --wrapper gymnasium.wrappers:DiscretizeAction,bins=5
+a3c_data | --frame-stack 4 | frame-stack=4: CartPole-v1#frame_stack=4 has no images of 36 x 36 or more; leave it out
+population_dqn | --obs-keys a b | obs-keys=a: there is no such part in the observations of CartPole-v1
+task | --wrapper envs:Nothing,x=1 | wrapper=envs:Nothing,x=1: AttributeError: envs has no Nothing; must be module:Class
+a3c_data | PONG --obs-keys a | obs-keys=a: the observations of PongNoFrameskip-v4#obs_keys=a are images alone
 a3c_data | --env-id Pong-v4 | use PongNoFrameskip-v4 or ALE/Pong-v5; choose another
 """
 
@@ -266,7 +274,7 @@ BROKEN = {
     "unexpected keyword argument 'seed' of reset(), gymnasium's API has reset(": (ResetWithoutSeed, {}),
     "argument: 'seed' of reset(), gymnasium's": (ResetWithSeedOnly, {}),
     "returned ['no', False] for terminated and truncated": (Env, {"rest": (0.0, "no", False, {})}),
-    "its actions are Discrete(2, start=1), this needs Discrete from 0": (Env, {"action_space": Discrete(2, start=1)}),
+    "its actions are Text(1, 3, charset=": (Env, {"action_space": Text(3)}),
 }
 
 
@@ -286,7 +294,7 @@ PICTURES = {"observation_space": Box(0, 255, (40, 40, 3), np.uint8), "obs": np.z
     ("changes", "message"),
     [
         ({"action_space": Box(-np.inf, np.inf, (1,), np.float32)}, "are not finite"),
-        (PICTURES, "algo=ddpg: observations are images (3, 40, 40), it needs vectors"),
+        (PICTURES, "algo=ddpg: observations have images (3, 40, 40), it needs vectors"),
     ],
 )
 def test_environments_that_ddpg_cannot_use(changes, message, register, refused):

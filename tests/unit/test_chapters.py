@@ -165,7 +165,9 @@ def test_learning_that_diverges_ends_the_run_and_saves_no_weights_that_are_not_f
 def test_what_looks_like_an_image_and_is_treated_as_a_vector_is_in_the_log(shape, is_image, noted):
     net = nn.Module()
     net.norm = ObsNorm(shape, image=is_image)
-    expected = f"observations {shape} are treated as vectors; images are uint8, with 3 axes, and 36 x 36 or more"
+    expected = (
+        f"observations {shape} are treated as vectors; images have the same bounds everywhere, and 36 x 36 or more"
+    )
     assert note_on_inputs(net) == (expected if noted else "")
 
 

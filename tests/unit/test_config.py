@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import pytest
 from envs import Env
 from gymnasium.spaces import Box, Discrete
@@ -20,6 +21,7 @@ from a3c_mp.cli.parser import parse_int
 from a3c_mp.config import FORMAT, Between, CommonArgs, Count, Fraction, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
+from a3c_mp.wrappers import Extras, extras_of
 
 HERE = Path.cwd()
 
@@ -177,8 +179,22 @@ def test_both_ways_to_give_keyword_arguments_are_the_same(register):
     assert refused("--env-kwargs", "size").startswith("env-kwargs=size: must be name=value; for instance")
 
 
+def test_what_is_done_to_an_environment_is_in_its_id_and_settings_follow_what_it_then_gives():
+    flags = ["--env-id", "CarRacing-v3", "--frame-size", "84", "--obs-keys", "a", "b", "--env-kwargs", "lap=1"]
+    flags += ["--wrapper", "m:A,shape=(8, 9),x=a b", "--wrapper", "m:B"]
+    args = parse_args(PPOArgs, {}, "", flags)
+    assert (args.wrapper, args.obs_keys, args.frame_size, args.frame_stack) == ((), (), None, None)
+    assert args.env_id.startswith("CarRacing-v3?lap=1#wrapper=m:A,shape=(8,+9),x=a+b&wrapper=m:B&obs_keys=a&")
+    assert extras_of(args.env_id) == Extras(("m:A,shape=(8, 9),x=a b", "m:B"), ("a", "b"), 84)
+    assert parse_args(PPOArgs, {}, "", ["--env-id", args.env_id]).env_id == args.env_id
+    args = parse_args(
+        PPOArgs, {}, "", ["--env-id", "CarRacing-v3", "--wrapper", "gymnasium.wrappers:FlattenObservation"]
+    )
+    assert args.num_envs == PPOArgs.continuous["num_envs"]
+
+
 def test_observations_that_are_flattened_have_the_settings_of_vectors(register):
-    env_id = register(changes={"observation_space": Box(0, 255, (64, 64), "uint8")})
+    env_id = register(changes={"observation_space": Box(-np.inf, np.inf, (64, 64))})
     assert parse_args(PPOArgs, {}, "", ["--env-id", env_id]).num_envs == PPOArgs.vectors["num_envs"]
 
 

@@ -16,9 +16,10 @@ from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.nets.build import DEFAULT_NET, NetSpec, make_actor_critic
 from a3c_mp.run.banner import net_name
 from a3c_mp.run.export import parts_of, usage_of, write_onnx, write_safetensors
-from a3c_mp.wrappers import ActionScaling, atari, make_env
+from a3c_mp.wrappers import ActionScaling, ImageAndVector, atari, make_env
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36), np.uint8)
+BOTH = ImageAndVector((2, 36, 36), Box(-np.inf, np.inf, (3,), np.float32))
 CHOICE, CHOICES, FORCE = Discrete(4), MultiDiscrete([2, 3]), Box(np.float32([-2, 0]), np.float32([2, 5]))
 MIXED = Box(np.float32([900, -np.inf, 0]), np.float32([1000, np.inf, 3e38]))
 NUMBER = 1000
@@ -37,6 +38,7 @@ slow = pytest.mark.slow
 CASES = [
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE), VECTOR, CHOICE, id="MLP"),
     pytest.param(lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE, id="convolutions", marks=slow),
+    pytest.param(lambda: make_actor_critic(BOTH, CHOICE), BOTH, CHOICE, id="both"),
     pytest.param(lambda: make_actor_critic(VECTOR, FORCE), VECTOR, FORCE, id="Gaussian"),
     pytest.param(lambda: make_actor_critic(VECTOR, MIXED), VECTOR, MIXED, id="bounds in part", marks=slow),
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE, NetSpec(lstm=True)), VECTOR, CHOICE, id="LSTM"),
@@ -131,7 +133,7 @@ def test_the_loop_for_a_dict_joins_its_parts_in_the_order_of_training(monkeypatc
     names = run_block("play_dict.py")
     np.testing.assert_array_equal(given[0]["obs"], [[3, 4, 0, 1, 0]])
     assert given[0]["obs"].dtype == np.float32
-    names["parts"][:] = json.loads(json.dumps(list(parts_of(RICH))))
+    names["parts"][:] = json.loads(json.dumps(list(parts_of(as_array(Env(RICH), "Rich-v0").parts))))
     assert [part["name"] for part in names["parts"]] == ["goal", "hands.0", "hands.1", "load", "on"]
     assert [(part["first"], part["last"]) for part in names["parts"]] == [(0, 1), (2, 4), (5, 9), (10, 13), (14, 15)]
     RICH.seed(0)

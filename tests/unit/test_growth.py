@@ -14,10 +14,12 @@ from a3c_mp.population.dqn import Args
 from a3c_mp.population.evolution import Genome, Member, mutate_genome
 from a3c_mp.population.growth import MemberState, Spaces, breed, layers_by_depth
 from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Convolution
+from a3c_mp.wrappers import ImageAndVector
 
 INPUTS, ACTIONS = 5, 3
 SPACES = Spaces.of(Box(-1, 1, (INPUTS,)), Discrete(ACTIONS))
 IMAGES = Spaces.of(Box(0, 255, (2, 44, 44), np.uint8), Discrete(ACTIONS))
+BESIDE = Spaces.of(ImageAndVector((2, 44, 44), Box(-1, 1, (3,))), Discrete(ACTIONS))
 CONVOLUTIONS = (Convolution(5, 8, 4), Convolution(6, 4, 2), Convolution(7, 3, 1))
 ARGS = Args(units_range=(1, 512), channels_range=(1, 64), genes=("learning_rate",))
 FAMILIES = ("q", "actor_critic")
@@ -140,9 +142,14 @@ GROWN = {
 """a convolutional net with two hidden layers, larger in one way"""
 
 
+@pytest.fixture(params=[IMAGES, BESIDE], ids=["image", "beside a vector"])
+def images(request, monkeypatch):
+    monkeypatch.setitem(globals(), "IMAGES", request.param)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("grown", GROWN.values(), ids=GROWN)
-def test_a_larger_convolutional_net_has_the_same_outputs_and_shrinks_to_what_it_was(grown, family):
+def test_a_larger_convolutional_net_has_the_same_outputs_and_shrinks_to_what_it_was(images, grown, family):
     member = a_member((6, 4), convolutions=CONVOLUTIONS, family=family)
     child = child_of(member, **grown)
     assert [tuple(layer[0].weight.shape[:1]) for layer in layers_by_depth(child.net)[:3]] == [
@@ -172,7 +179,7 @@ def test_a_layer_that_goes_is_multiplied_into_the_next_one(hidden, activation):
     update_once(child)
 
 
-def test_convolutional_nets_live_through_mutations_of_every_kind():
+def test_convolutional_nets_live_through_mutations_of_every_kind(images):
     rng, member = np.random.default_rng(0), a_member((6, 4), convolutions=CONVOLUTIONS)
     args = replace(ARGS, remove_layer=0.3, new_layer=0.3, units_range=(2, 16), channels_range=(2, 12))
     sizes = set()

@@ -3,15 +3,18 @@
 import re
 from collections import Counter
 from types import SimpleNamespace
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 from envs import Env
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode
 
-from a3c_mp.wrappers import BrokenContract, atari, make_env, make_vec_env
+from a3c_mp.run.preflight import probe_env
+from a3c_mp.wrappers import BrokenContract, action_mask, atari, make_env, make_vec_env, num_choices
 
 
 @pytest.mark.parametrize(
@@ -90,6 +93,59 @@ def test_an_environment_is_reset_in_the_step_that_ends_its_episode_and_the_final
     np.testing.assert_array_equal(obs, 0)
 
 
+BITS, FORCE = MultiBinary(2), Box(np.float32([-1, 2]), np.float32([1, 5]))
+ACTIONS = {
+    "Discrete": (Discrete(3, start=-1), [3], 2, 1),
+    "MultiDiscrete": (MultiDiscrete([2, 3], start=[5, -1]), [2, 3], [1, 2], [6, 1]),
+    "Tuple": (
+        Tuple([Discrete(2, start=1), MultiDiscrete([3, 2]), BITS]),
+        [2, 3, 2, 2, 2],
+        [1, 2, 0, 0, 1],
+        (2, [2, 0], [0, 1]),
+    ),
+    "Dict": (Dict({"b": Discrete(2), "a": Dict(c=Discrete(4, start=1))}), [4, 2], [3, 0], {"a": {"c": 4}, "b": 0}),
+    "forces": (Dict({"b": FORCE, "a": Box(-3, 3, (1, 1))}), [], [0.5, 1, 4], {"a": [[0.5]], "b": [1, 4]}),
+}
+
+
+class Told(Env):
+    """Its action masks, where it has one, allow the last choice of each part."""
+
+    def reset(self, **kwargs):
+        return self.obs, self.info
+
+    def step(self, action):
+        self.action = action
+        return (self.obs, *self.rest[:-1], self.info)
+
+    info: ClassVar[dict] = {}
+
+
+@pytest.mark.parametrize(("space", "sizes", "action", "own"), ACTIONS.values(), ids=ACTIONS)
+def test_actions_are_one_array_whose_choices_begin_at_0(space, sizes, action, own, register):
+    env_id = register(entry_point=Told, changes={"action_space": space})
+    env = make_env(env_id)
+    env.reset()
+    assert num_choices(env.action_space).tolist() == sizes
+    env.step(np.asarray(action))
+    assert env.unwrapped.action in space
+    np.testing.assert_equal(env.unwrapped.action, own)
+    assert probe_env(env_id)[1] == env.action_space
+    vector = make_vec_env(env_id, 2, seed=0)
+    vector.reset()
+    vector.step(np.array([action, action]))
+    np.testing.assert_equal(vector.unwrapped.envs[0].unwrapped.action, own)
+
+
+def test_masks_of_several_parts_are_in_the_order_of_their_actions(register):
+    space = Tuple([Dict({"b": Discrete(2), "a": MultiDiscrete([3, 2])}), Discrete(2, start=1)])
+    mask = ({"b": [0, 1], "a": (np.array([0, 0, 1]), np.array([0, 1]))}, np.array([1, 0]))
+    info = {"action_mask": mask}
+    env = make_vec_env(register(entry_point=Told, changes={"action_space": space, "info": info}), 1, seed=0)
+    env.reset()
+    assert action_mask(env).tolist() == [[False, False, True, False, True, False, True, True, False]]
+
+
 PONG, PENDULUM = "PongNoFrameskip-v4", "Pendulum-v1"
 BAD_ACTIONS = [(PONG, [6, 0]), (PONG, [-1, 0]), (PONG, [0]), (PONG, [[0], [0]]), (PENDULUM, [[np.nan], [0.0]])]
 
@@ -116,7 +172,7 @@ def picture(shape):
 
 @pytest.mark.parametrize(
     ("shape", "channels_first"),
-    [((3, 84, 84), (3, 84, 84)), ((84, 84, 3), (3, 84, 84)), ((1, 48, 64), (1, 48, 64)), ((7, 7, 3), (3, 7, 7))],
+    [((3, 84, 84), (3, 84, 84)), ((84, 84, 3), (3, 84, 84)), ((1, 48, 64), (1, 48, 64)), ((7, 7, 3), (7, 7, 3))],
 )
 def test_the_channels_of_an_image_are_its_smaller_outer_axis_and_come_first(register, shape, channels_first):
     env_id = register(changes=picture(shape))
