@@ -34,7 +34,7 @@ def blocks(page, language):
 # ---- shell lines
 
 
-ELSEWHERE = {".", "cd", "cp", "echo", "export", "git", "mkdir", "nft", "nvidia-cuda-mps-control"}
+ELSEWHERE = {"apt", ".", "cd", "cp", "echo", "export", "git", "mkdir", "nft", "nvidia-cuda-mps-control"}
 """programs that are not of this project"""
 
 

@@ -17,6 +17,7 @@ from a3c_mp.nets.build import DEFAULT_NET, NetSpec, make_actor_critic
 from a3c_mp.run.banner import net_name
 from a3c_mp.run.export import parts_of, usage_of, write_onnx, write_safetensors
 from a3c_mp.wrappers import ActionScaling, ImageAndVector, atari, make_env
+from a3c_mp.wrappers.observations import as_array
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36), np.uint8)
 BOTH = ImageAndVector((2, 36, 36), Box(-np.inf, np.inf, (3,), np.float32))
@@ -103,6 +104,10 @@ def write(path, env_id, spec=DEFAULT_NET):
     return net, usage
 
 
+class Rich(Env):
+    observation_space = RICH
+
+
 def run_block(name, changes=()):
     """Run a program of the page in the current folder; returns its names."""
     code = re.search(rf"```python\n(# {name}\n.*?)```", (ROOT / "docs/export.md").read_text(), re.DOTALL)[1]
@@ -133,7 +138,7 @@ def test_the_loop_for_a_dict_joins_its_parts_in_the_order_of_training(monkeypatc
     names = run_block("play_dict.py")
     np.testing.assert_array_equal(given[0]["obs"], [[3, 4, 0, 1, 0]])
     assert given[0]["obs"].dtype == np.float32
-    names["parts"][:] = json.loads(json.dumps(list(parts_of(as_array(Env(RICH), "Rich-v0").parts))))
+    names["parts"][:] = json.loads(json.dumps(list(parts_of(as_array(Rich(), "Rich-v0").parts))))
     assert [part["name"] for part in names["parts"]] == ["goal", "hands.0", "hands.1", "load", "on"]
     assert [(part["first"], part["last"]) for part in names["parts"]] == [(0, 1), (2, 4), (5, 9), (10, 13), (14, 15)]
     RICH.seed(0)
