@@ -114,9 +114,9 @@ def make_atari_env(env_id: str, **render: Any) -> gymnasium.Env:
 
 def screen_settings(env_id: str, env: gymnasium.Env) -> dict[str, Any]:
     """How observations are made of the emulator's frames, and what its actions are, for programs with an emulator."""
-    actions = env.get_wrapper_attr("get_action_meanings")()
+    actions, (stack, size) = env.get_wrapper_attr("get_action_meanings")(), frames_of(env_id)
     return {
-        "frame_skip": FRAME_SKIP, "max_of_last": 2, "colors": "gray", "size": [84, 84], "stack": NUM_FRAMES,
+        "frame_skip": FRAME_SKIP, "max_of_last": 2, "colors": "gray", "size": [size, size], "stack": stack,
         "order": "oldest first, zeros before the first", "noop_max": NOOP_MAX - 1,
         "fire_on_reset": actions[FIRE : FIRE + 1] == ["FIRE"], "actions": actions, **atari_settings(env_id),
     }  # fmt: skip

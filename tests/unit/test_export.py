@@ -125,7 +125,9 @@ def test_the_loop_for_vectors_plays_a_game(spec, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "CartPole-v1", spec)
     assert run_block("play_vector.py")["score"] >= 8
-    assert capsys.readouterr().out.startswith(f"CartPole-v1 MLP 64 64{', LSTM' * spec.lstm} {{'obs': {{'dtype'")
+    assert capsys.readouterr().out.startswith(
+        f"CartPole-v1 MLP {'256, LSTM' if spec.lstm else '64 64'} {{'obs': {{'dtype'"
+    )
 
 
 def test_the_loop_for_a_dict_joins_its_parts_in_the_order_of_training(monkeypatch, register):
