@@ -80,7 +80,8 @@ def export_policy(run: TrainedRun, path: Path) -> None:
         raise ConfigError("export", path, "it must be a file that ends in .onnx or .safetensors", "name one")
     net, spaces = load_net(run)
     description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
-    description |= {"net": net_name(run.net_spec._asdict(), net), **export.usage_of(run.env_id, net, spaces)}
+    settings = {} if run.algorithm.startswith("population") else run.net_spec._asdict()
+    description |= {"net": net_name(settings, net), **export.usage_of(run.env_id, net, spaces)}
     try:
         if path.suffix == ".onnx":
             export.write_onnx(path, net, spaces, description)

@@ -7,8 +7,8 @@ an actor does, the losses and the loops are those of chapter 4 (`--algo impala`)
     dqn:     actors --(rows)--> replay shards --(batch)--> trainer            parameter server --> actors
 
 With `--num-learners`, there are several trainers on different nodes, each with all of these of its own, and their
-gradients are averaged. The process that was started is none of them, but a driver: one that is lost, whichever it is,
-costs a start from the newest checkpoint.
+gradients are averaged. The process that you start is a driver then, not a trainer: if any trainer is lost, it starts
+all of them again from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from a3c_mp.chapter import Chapter
 from a3c_mp.cli import parse_algo
 from a3c_mp.cluster import Fleet, Outbox, Publisher
 from a3c_mp.data.actor import Memory, OneSlot, SentStates
-from a3c_mp.run.driver import drive, find_start
+from a3c_mp.run.driver import run_driven
 from a3c_mp.run.learner import Learner
 from a3c_mp.run.run import Run
 from a3c_mp.run.script import exit_with
@@ -80,22 +80,26 @@ class RayCarrier:
         return Fleet(self.session, *parts, needs=self.cluster.needs, **pool)
 
 
-def main(algorithms: Mapping[str, Chapter] = ALGORITHMS) -> int:
-    """Train with the algorithm that `--algo` names, or else the first; returns the exit code."""
-    args = parse_algo({name: (each.args_class, each.presets) for name, each in algorithms.items()}, __doc__ or "")
-    algorithm = algorithms[getattr(args, "algo", next(iter(algorithms)))]
-    if (start := find_start(args)) is None:
-        return drive(args)  # this process is none of several trainers; it starts the first one, again if one is lost
-    setup = ray_trainer.make_setup(args, algorithm.setup, start)
+def train(args: Any, algorithm: Chapter, start: Any) -> Run:
+    """Train on a cluster, as its trainer 0; returns the run once it is over."""
+    joining = ray_trainer.Joining(args, start)
+    setup = joining.make_setup(algorithm.setup)
     with (
         Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
-        ray_trainer.join_cluster(args, run, setup, start) as cluster,
+        joining.join_cluster(run, setup) as cluster,
         cluster.learners(run, RayCarrier, algorithm) as group,
         Learner(args, run, setup, algorithm.actor, group, RayCarrier(cluster)) as trainer,
         cluster.watch(trainer),
     ):
         algorithm.train(args, trainer)
-    return start.exit_code(run)
+    return run
+
+
+def main(algorithms: Mapping[str, Chapter] = ALGORITHMS) -> int:
+    """Train with the algorithm that `--algo` names, or else the first; returns the exit code."""
+    args = parse_algo({name: (each.args_class, each.presets) for name, each in algorithms.items()}, __doc__ or "")
+    algorithm = algorithms[getattr(args, "algo", next(iter(algorithms)))]
+    return run_driven(args, lambda start: train(args, algorithm, start))
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def main() -> int:
         failed = run_rows(states, args)
         states = states_of(chosen, args.commits)
         print("\n".join([table(states), *failed]))
-    if args.prune:
+    if args.prune and not args.list:
         whole = [state for state in states.values() if state.runs and not state.missing]
         for name in sorted({name for state in whole for name in state.replaced}):
             (RESULTS / name).unlink()

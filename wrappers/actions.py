@@ -49,7 +49,10 @@ class PlainActions(gymnasium.Wrapper):
         """The info with masks of all parts in the order of their actions, as far as there are any."""
         if not isinstance(info, dict) or not isinstance(info.get("action_mask"), Mapping | tuple):
             return info
-        return info | {"action_mask": [mask for _, _, mask in leaves(self.own, info["action_mask"])]}
+        try:
+            return info | {"action_mask": [mask for _, _, mask in leaves(self.own, info["action_mask"])]}
+        except ValueError as error:
+            raise ValueError(f"an action_mask with other parts: {error}") from None
 
 
 def _structured(space: Space, parts: Iterator[np.ndarray]) -> Any:

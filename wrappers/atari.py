@@ -102,13 +102,12 @@ def frames_of(env_id: str) -> tuple[int, int]:
 
 
 def make_atari_env(env_id: str, **render: Any) -> gymnasium.Env:
-    """A single game: observations uint8 [4, 84, 84], raw rewards."""
+    """A single game: observations uint8 [4, 84, 84] (or other sizes, see `frames_of`), raw rewards."""
     stack, size = frames_of(env_id)
     settings = {name: value for name, value in atari_settings(env_id).items() if name != "game"}
     limits = {"frameskip": 1, "max_num_frames_per_episode": MAX_FRAMES}
     game = FireReset(make_registered(env_id, obs_type="grayscale", **limits, **settings, **render))
-    noops = max(NOOP_MAX - 1, 0)  # here 1 or more
-    env = AtariPreprocessing(game, noop_max=noops, frame_skip=FRAME_SKIP, screen_size=size)
+    env = AtariPreprocessing(game, noop_max=NOOP_MAX - 1, frame_skip=FRAME_SKIP, screen_size=size)
     return FrameStackObservation(env, stack, padding_type="zero")
 
 

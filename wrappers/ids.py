@@ -99,8 +99,10 @@ def split_id(env_id: str) -> tuple[str, dict[str, Any]]:
 
 
 def extras_of(env_id: str) -> Extras:
-    """The `Extras` in an id. Raises ValueError for a size that is no number."""
+    """The `Extras` in an id. Raises ValueError for a name that is none of them, or a size that is no number."""
     found = parse_qs(env_id[match.end() :]) if (match := OF_EXTRAS.search(env_id)) else {}
+    if unknown := found.keys() - {*Extras._fields}:
+        raise ValueError(f"{min(unknown)} is none of {', '.join(Extras._fields)}")
     numbers = "frame_size", "frame_stack"
     values: Any = {name: int(texts[-1]) if name in numbers else tuple(texts) for name, texts in found.items()}
     return Extras(**values)

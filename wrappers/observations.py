@@ -27,6 +27,9 @@ class ImageAndVector(Box):
         super().__init__(np.append(pixels, vector.low), np.append(pixels + 255, vector.high), dtype=np.float32)
         self.image_shape = image_shape
 
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and self.image_shape == getattr(other, "image_shape", None)
+
 
 class Part(NamedTuple):
     """A part of a structured observation: the keys that lead to it, and its space."""
@@ -46,8 +49,8 @@ class Part(NamedTuple):
 
 
 class Prepared(gymnasium.Wrapper):
-    """Observations made of `image`, stacked over the last `stack` steps, oldest first and zeros before the first, or of
-    `vector`, functions of the environment's own, or of both. `layout` says what is where."""
+    """Makes observations by the functions `image`, of which the last `stack` are joined (oldest first, zeros before the
+    first), `vector`, or both; `layout` says what is where."""
 
     def __init__(
         self, env: gymnasium.Env, space: Box, layout: str, image: Callable[[Any], np.ndarray] | None,
@@ -94,7 +97,12 @@ def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> g
     if not images:
         for flag, given in ("frame-size", extras.frame_size), ("frame-stack", extras.frame_stack):
             if given:
-                raise UnsupportedEnv(f"{env_id} has no images of 36 x 36 or more", "leave it out", flag, given)
+                raise UnsupportedEnv(
+                    f"{env_id} has no images of {SMALLEST_IMAGE} x {SMALLEST_IMAGE} or more",
+                    "leave it out",
+                    flag,
+                    given,
+                )
         if is_whole and (space.dtype == np.float32 or (space.dtype == np.uint8 and len(space.shape or ()) == 3)):
             return env  # small images stay bytes
         vector: Any = partial(np.asarray, dtype=np.float32) if is_whole else partial(_flattened, others)
@@ -124,8 +132,8 @@ def unprepared(env: gymnasium.Env) -> gymnasium.Env:
 
 
 def layout(env: gymnasium.Env) -> str:
-    """Which numbers of an observation are which part, such as `position 0-1, phase 2-5 one-hot`, or what it is made of;
-    "" for one that is as the environment gives it, or float32."""
+    """What the log says of observations: which numbers are which part, such as `position 0-1, phase 2-5 one-hot`, or
+    what an image is made of; "" if they are the environment's own."""
     return env.layout if isinstance(env, Prepared) else ""
 
 
@@ -151,9 +159,9 @@ class Image:
 
     def __call__(self, obs: Any) -> np.ndarray:
         image = np.asarray(self.part.of(obs))
-        if image.dtype != np.uint8:
-            if np.isnan(image).any():
-                raise ValueError(f"the image {self.part.path} contains NaN")
+        if self.part.space.dtype != np.uint8:
+            if not np.isfinite(image).all():
+                raise ValueError(f"the image {self.part.path} contains NaN or infinity")
             image = ((image - self.low) * self.scale).round().clip(0, 255).astype(np.uint8)
         image = np.moveaxis(image, (self.axis, self.axis + 1), (-2, -1)).reshape(self.full)
         if self.shape != self.full:
@@ -180,6 +188,8 @@ def _chosen(space: Space, env_id: str, names: Sequence[str]) -> tuple[list[Part]
             at = f" under {part.path!r}" if part.keys else ""
             why = f"{env_id} has observations of type {type(part.space).__name__}{at}, which have no fixed size"
             raise UnsupportedEnv(why, f"choose others by --obs-keys, or {OWN_WRAPPER}" if part.keys else OWN_WRAPPER)
+    if not used:
+        raise UnsupportedEnv(f"{env_id} has no observations that are numbers", OWN_WRAPPER)
     return used, f"; left out: {', '.join(part.path for part in texts)} (text)" if texts else ""
 
 

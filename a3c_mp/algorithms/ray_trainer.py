@@ -97,40 +97,47 @@ class RayDqnSetup(ApexSetup):
         return stats
 
 
-def make_setup(args: Any, make: Callable[[Any], Setup], start: Start) -> Setup:
-    """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
-    check(args)
-    setup = make(args)
-    assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
-    if args.actor_gpus:
-        note = f"actors act on the GPUs of their nodes, each on {args.actor_gpus:g} of one (--actor-gpus)"
-        setup.acting = setup.acting._replace(note=note)
-    if args.address is None:
-        check_store(store_bytes(args, setup), args.num_actors, store_folder())
-    else:  # its places may not be free again yet where this is a restart
-        needs = None if start.restarts else needs_of_actor(args)
-        check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs)
-    return setup
+class Joining:
+    """How a trainer gets its setup and joins its cluster."""
 
+    def __init__(self, args: Any, start: Start):
+        self.args, self.start = args, start
 
-@contextmanager
-def join_cluster(args: Any, run: Run, setup: Setup, start: Start) -> Iterator[Connection]:
-    """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
-    run.count_time_from(start.since)
-    address = None if args.address is None else find_cluster(args.address, args.token_file)
-    num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
-    sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
-    own_node = [f"--{name}={size}" for name, size in sizes.items()]
-    with Session(address, run.log, own_node, args.placement) as session:
-        if args.trainer_gpus:
-            check_gpu(args, session.reserve_gpu(args.trainer_gpus))
-        nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
-        cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
-        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (
-            f", {amount_of('GPU', gpus)}" if gpus else ""
-        )
-        run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
-        yield Connection(args, session, setup, start.restarts)
+    def make_setup(self, make: Callable[[Any], Setup]) -> Setup:
+        """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
+        args = self.args
+        check(args)
+        setup = make(args)
+        assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
+        if args.actor_gpus:
+            note = f"actors act on the GPUs of their nodes, each on {args.actor_gpus:g} of one (--actor-gpus)"
+            setup.acting = setup.acting._replace(note=note)
+        if args.address is None:
+            check_store(store_bytes(args, setup), args.num_actors, store_folder())
+        else:  # its places may not be free again yet where this is a restart
+            needs = None if self.start.restarts else needs_of_actor(args)
+            check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs)
+        return setup
+
+    @contextmanager
+    def join_cluster(self, run: Run, setup: Setup) -> Iterator[Connection]:
+        """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
+        args = self.args
+        run.count_time_from(self.start.since)
+        address = None if args.address is None else find_cluster(args.address, args.token_file)
+        num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
+        sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
+        own_node = [f"--{name}={size}" for name, size in sizes.items()]
+        with Session(address, run.log, own_node, args.placement) as session:
+            if args.trainer_gpus:
+                check_gpu(args, session.reserve_gpu(args.trainer_gpus))
+            nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
+            cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
+            size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (
+                f", {amount_of('GPU', gpus)}" if gpus else ""
+            )
+            run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
+            yield Connection(args, session, setup, self.start.restarts)
 
 
 class Connection:

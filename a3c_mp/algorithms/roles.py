@@ -36,7 +36,7 @@ from a3c_mp.task.limits import STRANGERS
 from a3c_mp.task.node import Node
 from a3c_mp.task.parallel import Role, run_joined_nodes, start_nodes
 from a3c_mp.task.router import UNFIT, Spoke
-from a3c_mp.task.wire import FINISH, WireError
+from a3c_mp.task.wire import FINISH, MAX_TENSOR, WireError
 
 
 def run_task(
@@ -51,6 +51,10 @@ def run_task(
     if args.attach_to is not None:
         return join_task(pipeline, args)
     made = setup(args)
+    for name, (shape, dtype) in made.slots.spec.items() if args.listen is not None else ():
+        if (size := math.prod(shape) * dtype.itemsize) > MAX_TENSOR:
+            why = f"{name} of a rollout has {size:,} bytes, a message between nodes may have {MAX_TENSOR:,}"
+            raise ConfigError("num-envs", args.num_envs, why, "lower it, or --unroll-length")
     parts = made.net, made.optimizer, made.saved
     with Run(args, args.chapter, *parts) as run, ExitStack() as stack:
         learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())

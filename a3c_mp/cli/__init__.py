@@ -135,10 +135,16 @@ def _whole_id(env_id: str, settings: Mapping[str, Any]) -> str:
     """An environment's id with the settings `OF_AN_ID`."""
     pairs = settings.get("env_kwargs", ())
     try:
-        return wrappers.with_extras(wrappers.with_kwargs(env_id, pairs), settings)
+        env_id = wrappers.with_kwargs(env_id, pairs)
     except ValueError as error:
         fix = "for instance --env-kwargs size=5 walls=false"
         raise ConfigError("env-kwargs", " ".join(pairs), str(error), fix) from None
+    try:
+        env_id = wrappers.with_extras(env_id, settings)
+        check_ranges(dataclasses.replace(CommonArgs(), **wrappers.extras_of(env_id)._asdict()))
+    except ValueError as error:
+        raise ConfigError("env-id", env_id, str(error), "see docs/environments.md") from None
+    return env_id
 
 
 def defaults_for(args_class: Any, env_id: str, presets: Presets) -> dict[str, Any]:

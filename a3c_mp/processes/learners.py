@@ -1,7 +1,7 @@
 """Several learners: processes that compute gradients on data of their own and take every step together.
 
-Learner 0 is the process that the user started. It spawns the others, which hold nothing worth saving and end when it
-does. They connect through a file, and communicate over the loopback interface only.
+Learner 0 is the process that the user started (on Ray: a child of the driver). It spawns the others, which hold nothing
+worth saving and end when it does. They connect through a file, and communicate over the loopback interface only.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Files that only their owner may use: keys and tokens, and folders of such files."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from a3c_mp.errors import ConfigError
@@ -22,9 +22,15 @@ def read_private(name: str, path: Path, fix: str, make: Callable[[], str] | None
     Raises ConfigError if it cannot be read or made (setting `name`, `fix`), or others may use it.
     """
     try:
-        if make is not None:
-            with suppress(FileExistsError), open(path, "x", opener=partial(os.open, mode=0o600)) as file:
-                file.write(make())
+        if make is not None and not path.exists():
+            descriptor, new = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # of mode 0600
+            try:
+                with open(descriptor, "w") as file:
+                    file.write(make())
+                with suppress(FileExistsError):
+                    os.link(new, path)  # whole, or not there
+            finally:
+                os.unlink(new)
         content = b"" if path.is_fifo() else path.read_bytes()  # a pipe without a writer would block
     except OSError as error:
         what, fix = ("read", fix) if make is None else ("made", "choose another")

@@ -66,6 +66,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
 def note_on_speed(args: CommonArgs) -> str:
     """How fast a slow environment is, and when the first results of its actors are due; "" if that is soon."""
     settings, actors = vars(args), max(args.local_actors, 1)
+    if settings.get("address") or settings.get("listen"):  # actors are on other machines
+        return ""
     length: int = settings.get("unroll_length") or settings.get("block_length") or getattr(args, "rounds", 0)  # type: ignore[assignment]
     at_once = min(actors, len(os.sched_getaffinity(0)))
     rate = at_once / max(STEP_SECONDS.get(args.env_id, 0.0), 1e-9)

@@ -1,7 +1,7 @@
 """The driver of a run with several trainers: the process that the user started, which is none of them.
 
-It runs its own command again as a child, trainer 0, which starts the others. Where one of them is lost, trainer 0 too,
-it does so again, from the newest checkpoint. Terminal, process group and signals are the same for both processes.
+It runs its own command again as a child, trainer 0, which starts the others. If any trainer is lost, it starts all of
+them again, from the newest checkpoint. Terminal, process group and signals are the same for both processes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +55,13 @@ def find_start(args: Any) -> Start | None:
     return None if script.RUNNING and getattr(args, "num_learners", 1) > 1 else Start()
 
 
+def run_driven(args: CommonArgs, train: Callable[[Start], Run]) -> int:
+    """Run `train(start)`, or be the driver of a child that does; returns the exit code."""
+    if (start := find_start(args)) is None:
+        return drive(args)
+    return start.exit_code(train(start))
+
+
 def drive(args: CommonArgs) -> int:
     """Start trainer 0, and again where a trainer is lost, at most `--max-restarts` times; returns its exit code."""
     received: list[int] = []
@@ -71,6 +79,7 @@ def drive(args: CommonArgs) -> int:
     folder, place = (args.resume, []) if args.resume else (args.runs_dir / name, [f"--run-name={name}"])
     restarts, since = 0, time.monotonic()
     while not received:
+        began = time.time()
         command = [sys.executable, *sys.orig_argv[1:], *place]
         start = Start(True, restarts, since if restarts else None)
         variables = {PARENT_VARIABLE: str(os.getpid()), VARIABLE: json.dumps(start)}
@@ -78,7 +87,7 @@ def drive(args: CommonArgs) -> int:
         for number in received:  # while it was started
             trainer.send_signal(number)
         code = trainer.wait()
-        if not (lost := how_lost(trainer, folder)):
+        if not (lost := how_lost(trainer, folder, began)):
             return code if code >= 0 else 128 - code
         if received:
             break
@@ -93,13 +102,18 @@ def drive(args: CommonArgs) -> int:
     return 128 + received[-1]
 
 
-def how_lost(trainer: subprocess.Popen, folder: Path) -> str:
-    """How a run has lost a trainer; "" if trainer 0 has ended by itself, or by a signal that ends a script."""
+def how_lost(trainer: subprocess.Popen, folder: Path, began: float) -> str:
+    """How a run has lost a trainer; "" if trainer 0 has ended by itself, or by a signal that ends a script.
+
+    It `began` at this time (s since the epoch).
+    """
     summary: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         summary = json.loads((folder / "summary.json").read_text())
     if (code := trainer.returncode) == LOST_PEER:
         return str(summary.get("exit_reason", "another learner was lost")).removeprefix("error: ")
     was_killed = code < 0 and -code not in SIGNALS
-    was_ended = code == 1 and not summary and (folder / "config.json").exists()  # by Ray: its node has failed
+    config = folder / "config.json"  # which each start writes again
+    is_begun = config.exists() and config.stat().st_mtime >= began
+    was_ended = code == 1 and not summary and is_begun  # by Ray: its node has failed
     return f"learner 0 (pid {trainer.pid}) {how_ended(code)}" if was_killed or was_ended else ""
