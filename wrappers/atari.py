@@ -107,7 +107,7 @@ def make_atari_env(env_id: str, **render: Any) -> gymnasium.Env:
     settings = {name: value for name, value in atari_settings(env_id).items() if name != "game"}
     limits = {"frameskip": 1, "max_num_frames_per_episode": MAX_FRAMES}
     game = FireReset(make_registered(env_id, obs_type="grayscale", **limits, **settings, **render))
-    env = AtariPreprocessing(game, noop_max=NOOP_MAX - 1, frame_skip=FRAME_SKIP, screen_size=size)
+    env = AtariPreprocessing(game, noop_max=max(NOOP_MAX - 1, 0), frame_skip=FRAME_SKIP, screen_size=size)
     return FrameStackObservation(env, stack, padding_type="zero")
 
 

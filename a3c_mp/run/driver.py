@@ -26,6 +26,7 @@ from a3c_mp.processes.supervisor import how_ended
 from a3c_mp.run import script
 from a3c_mp.run.banner import resume_command
 from a3c_mp.run.display import open_log
+from a3c_mp.run.preflight import check_learners
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import name_of_new
 
@@ -63,7 +64,11 @@ def run_driven(args: CommonArgs, train: Callable[[Start], Run]) -> int:
 
 
 def drive(args: CommonArgs) -> int:
-    """Start trainer 0, and again where a trainer is lost, at most `--max-restarts` times; returns its exit code."""
+    """Start trainer 0, and again where a trainer is lost, at most `--max-restarts` times; returns its exit code.
+
+    Raises ConfigError if so many trainers cannot be.
+    """
+    check_learners(args)
     received: list[int] = []
     trainer: subprocess.Popen | None = None
 

@@ -47,7 +47,9 @@ def run(tmp_path, monkeypatch, capsys):
         command = ["python", "-c", TRAINER, *(["--resume", "runs/r"] if resume else [])]
         monkeypatch.setattr(sys, "orig_argv", command)
         place = {"runs_dir": tmp_path / "runs", "run_name": "r", "resume": resume}
-        code = drive(SimpleNamespace(algorithm="ray_impala", max_restarts=2, **place))
+        code = drive(
+            SimpleNamespace(algorithm="ray_impala", max_restarts=2, num_actors=2, num_learners=2, cuda=False, **place)
+        )
         assert console.drain(60)
         return code, capsys.readouterr().out
 
