@@ -29,8 +29,9 @@ from a3c_mp.nets.distributions import num_outputs, num_params
 from a3c_mp.run.evaluate import Policy
 from a3c_mp.seeds import seed_global_generators
 from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, Identity, is_atari, make_env, mask_in, num_choices
+from a3c_mp.wrappers.actions import PlainActions
 from a3c_mp.wrappers.atari import screen_settings
-from a3c_mp.wrappers.observations import ImageAndVector, Part, Prepared, unprepared
+from a3c_mp.wrappers.observations import ImageAndVector, Part, Prepared, leaves, unprepared
 
 RECORDED = Identity(RECORDER)  # it is open while other environments play
 
@@ -60,12 +61,13 @@ class ExportedPolicy(nn.Module):
 def usage_of(env_id: str, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasium.Space]) -> dict[str, Any]:
     """How a program uses an exported policy, for the metadata of its file; docs/export.md has a loop for each kind.
 
-    Shapes are without the batch's axis. `parts` are those of a structured observation, in order; `screen` is of Atari.
+    Shapes are without the batch's axis. `layout` and `parts` are of observations that are made of parts, `screen` is of
+    Atari; `start` is what to add to choices, which begin at 0 here, for the environment's own.
     """
     (obs_space, actions), is_policy = spaces, isinstance(net, ActorCritic)
     obs, action = array_of(obs_space.dtype, obs_space.shape), array_of(actions.dtype, actions.shape)
     output = array_of(np.float32, (num_params(actions),) if is_policy else actions.shape or (num_outputs(actions),))
-    obs["normalization"] = "in the file: observations are as the environment gives them"
+    obs["normalization"] = "in the file"
     if isinstance(actions, Box):
         action["meaning"] = "center + half * (means of output), clipped to low and high: as the environment takes it"
         for name in ("center", "half", "low", "high"):  # JSON has no infinity
@@ -78,7 +80,10 @@ def usage_of(env_id: str, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasi
         output["meaning"] = "logits of each part: softmax gives the probabilities" if is_policy else "Q values"
         output["parts"] = num_choices(actions).tolist()
     with closing(make_env(env_id)) as env:
-        structure = unprepared(env).observation_space
+        structure = (inner := unprepared(env)).observation_space
+        if isinstance(inner, PlainActions) and not isinstance(actions, Box):
+            starts = [0 * num_choices(part) + np.ravel(getattr(part, "start", 0)) for _, part, _ in leaves(inner.own)]
+            action["start"] = np.concatenate(starts).reshape(actions.shape or ()).tolist()
         if isinstance(env, Prepared) and env.layout:
             image = obs_space.image_shape if isinstance(obs_space, ImageAndVector) else (0,)
             obs |= {"layout": env.layout, "parts": list(parts_of(env.parts, math.prod(image)))}

@@ -199,3 +199,20 @@ def test_numpy_alone_can_use_the_weights(tmp_path, monkeypatch):
     np.testing.assert_array_equal(run_block("weights.py")["choose"](obs), net(torch.from_numpy(obs))[0].argmax(1))
     header = (tmp_path / "policy.safetensors").read_bytes()
     assert json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"] == {"env_id": '"X-v0"'}
+
+
+@pytest.mark.parametrize(
+    ("own", "start"),
+    [
+        (Discrete(3), None),
+        (Discrete(3, start=2), 2),
+        (Dict(a=Discrete(2), b=MultiDiscrete([2, 3], start=[1, 5])), [0, 1, 5]),
+    ],
+    ids=str,
+)
+def test_the_file_says_where_the_choices_of_an_environment_begin(own, start, register):
+    env_id = register("Game-v0", type("Choosing", (Env,), {"action_space": own}))
+    with closing(make_env(env_id)) as env:
+        spaces = env.observation_space, env.action_space
+    usage = usage_of(env_id, make_actor_critic(*spaces), spaces)
+    assert usage["outputs"]["action"].get("start") == start
