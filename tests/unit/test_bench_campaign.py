@@ -1,7 +1,6 @@
 """The campaign: rows that go on another day, on one kind of machine and by one code, and older files that leave."""
 
 import json
-import time
 from types import SimpleNamespace
 
 import psutil
@@ -37,7 +36,7 @@ def go(tmp_path, monkeypatch):
     figures = {"exit_reason": "solved", "solved": True, "wall_seconds": 3600.0}
     monkeypatch.setattr(solve, "outcome", lambda folder, steps: figures)
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: world.busy.pop() if world.busy else 0.5)
-    monkeypatch.setattr(time, "monotonic", lambda: 3600 * world.hour)
+    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: 3600 * world.hour))
 
     def run(*flags):
         monkeypatch.setattr("sys.argv", ["campaign.py", *flags])
