@@ -164,12 +164,12 @@ def put(path: Path, table: str, name: str = "results") -> None:
 # ---- other libraries
 
 
-def peers_of(results: Iterable[Result]) -> tuple[Result, list[Result]]:
+def peers_of(results: Iterable[Result]) -> tuple[Result | None, list[Result]]:
     """Results of bench/peers.py on Pong: of rates the newest with most rows, and all with minutes to a goal."""
     found = [each for each in results if each["kind"] == "peers" and each["env_id"] == next(iter(GOALS))]
     rates = [each for each in found if each["bench"]["stop_return"] is None]
     minutes = [each for each in found if each not in rates]
-    return max(rates, key=lambda each: (len(each["settings"]), each["date"])), minutes
+    return max(rates, key=lambda each: (len(each["settings"]), each["date"]), default=None), minutes
 
 
 def peers_tables(rates: Result, minutes: Iterable[Result]) -> str:
@@ -239,12 +239,15 @@ def main() -> int:
     shown, others = presets_of(rows)
     pictures.draw_chapters(args.pictures / "curves.png", list(GOALS), shown)
     pong = [row for row in [*others, *shown] if (row.chapter, row.env_id) == ("a3c_data", next(iter(GOALS)))]
-    pictures.draw_pong(args.pictures / "pong.png", max(pong, key=lambda row: len(row.runs)))
+    if pong:
+        pictures.draw_pong(args.pictures / "pong.png", max(pong, key=lambda row: len(row.runs)))
     whole = [result for result in scored if {run["row"] for run in result["runs"]} == games.GAMES.keys()]
-    pictures.draw_games(args.pictures / "games.png", whole[-1])  # with sticky actions, if there are all games
+    if whole:  # with sticky actions, if there are all games
+        pictures.draw_games(args.pictures / "games.png", whole[-1])
     rates, minutes = peers_of(results)
-    put(args.page, peers_tables(rates, minutes), "peers")
-    pictures.draw_rates(args.pictures / "peers.png", rates)
+    if rates is not None:
+        put(args.page, peers_tables(rates, minutes), "peers")
+        pictures.draw_rates(args.pictures / "peers.png", rates)
     if scaled := [result for result in results if result["kind"] == "scale"]:
         put(args.ray_page, scale.tables(max(scaled, key=lambda result: result["date"])), "scale")
     return 0
