@@ -1,7 +1,5 @@
 """A chapter as a program: from the command line to the end of its run."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext

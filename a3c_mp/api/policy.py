@@ -1,7 +1,5 @@
 """`a3c_mp.load_policy`: the policy of a trained run, for `play.py` and for programs of one's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

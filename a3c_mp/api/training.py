@@ -4,8 +4,6 @@ The chapter runs as a child process with the command line that a user would type
 checkpoints and results are the same. What starts it keeps its own signal handlers, threads and environment variables.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Command line: settings from flags, presets and a resumed run; each input error is one line."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

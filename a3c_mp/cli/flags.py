@@ -1,7 +1,5 @@
 """Flags: their names elsewhere and in older versions, and those that have no effect."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Callable, Collection, Mapping

@@ -1,7 +1,5 @@
 """An argparse parser of a dataclass: each field is a flag, its annotation the type, the docstring below it the help."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import dataclasses

@@ -1,7 +1,5 @@
 """Errors in modules of the user's own, in one line that keeps where they are from; imported where one is raised."""
 
-from __future__ import annotations
-
 import os
 import sysconfig
 import traceback

@@ -1,7 +1,5 @@
 """Where actors compute: on the GPU with weights in memory that they share with the learner, or each on the CPU."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The first lines of a run's log (spaces, net, rewards, schedules, changes) and the last (why it ended, what next)."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex

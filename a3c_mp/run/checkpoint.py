@@ -6,8 +6,6 @@ synced and renamed, the manifest last. A checkpoint exists once its manifest doe
 copy of a checkpoint; chosen by evaluation, it holds the evaluated net.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

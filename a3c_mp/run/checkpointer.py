@@ -1,7 +1,5 @@
 """Checkpoints of a run: when they are due, and what they hold (net, optimizer, random numbers, progress, parts)."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The command `a3c-mp` of an installed package: `a3c-mp train a3c_data --cuda` runs train_a3c_data.py, and so on."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

@@ -1,7 +1,5 @@
 """Learning curves of runs: read from run folders, grouped by settings, averaged over seeds."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

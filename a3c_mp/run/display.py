@@ -1,7 +1,5 @@
 """The console output of a run: the progress bar, and log lines, which also go to `run.log`."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

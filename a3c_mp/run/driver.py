@@ -4,8 +4,6 @@ It runs its own command again as a child, trainer 0, which starts the others. If
 them again, from the newest checkpoint. Terminal, process group and signals are the same for both processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`episodes.csv`: one line for each finished game; `plot.py` and the benchmarks read it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -5,8 +5,6 @@ slot that it fills holds the returns and lengths of the games. A frozen, slow or
 but a look at its pipe.
 """
 
-from __future__ import annotations
-
 import pickle
 import time
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Nothing here knows how weights and results travel: that is an `Evaluator`, for instance the process in `evaluate.py`.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping

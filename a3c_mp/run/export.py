@@ -1,7 +1,5 @@
 """What `play.py` writes of a trained policy: an ONNX model, its weights as safetensors, a video of a game."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

@@ -1,7 +1,5 @@
 """What a run tells the program that started it (`a3c_mp.train`): lines of JSON in a file that this program reads."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Checks before a run with `--cuda`: it runs kernels, shares memory, captures the net as a graph; idle cores."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from contextlib import suppress

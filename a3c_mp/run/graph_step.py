@@ -1,7 +1,5 @@
 """A learner's gradient step on a GPU as one CUDA graph, instead of 150 launches and more."""
 
-from __future__ import annotations
-
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Checks for NaN and inf in rollouts and gradients; what has them is skipped and counted."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

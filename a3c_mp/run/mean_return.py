@@ -1,7 +1,5 @@
 """The mean return, over games in the order in which they started: short games must not enter it first."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence

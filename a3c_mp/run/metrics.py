@@ -1,7 +1,5 @@
 """Metrics of a run: TensorBoard scalars, `episodes.csv` and the progress line."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

@@ -1,7 +1,5 @@
 """Before a run starts any process: checks of settings, machine and environment; torch's settings and the device."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import multiprocessing

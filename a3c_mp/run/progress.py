@@ -1,7 +1,5 @@
 """What a training loop needs of its run (`RunState`): counters, mean return, stop rules."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Why an environment cannot be used, and how to fix it; imported where that is so."""
 
-from __future__ import annotations
-
 import difflib
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """The folder of a run: made, checked, locked, described in `config.json`; files written whole or not at all."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl

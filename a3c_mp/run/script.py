@@ -1,7 +1,5 @@
 """The end of a script: exit codes, and an exit that threads and processes of an environment cannot delay."""
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import multiprocessing

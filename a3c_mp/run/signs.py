@@ -1,7 +1,5 @@
 """Signs that a run does not learn, in the figures that its curves have: a warning for each, once, with what to try."""
 
-from __future__ import annotations
-
 import logging
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Where the points of all curves go: TensorBoard's event file, and Weights & Biases or trackio (`--track`)."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os
