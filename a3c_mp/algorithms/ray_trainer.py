@@ -33,12 +33,10 @@ from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 
 MIB = 2**20
-HELD = 2
-"""further results that the object store may hold: one that is copied, one that is freed late"""
+HELD = 2  # further results that the object store may hold: one that is copied, one that is freed late
 TRAINER_MEMORY = 300 * MIB
 """of a trainer with a small net; Ray would put one that needs nothing on a random node, whatever it is asked for"""
-LEAST_STORE = 80 * MIB
-"""smallest object store; Ray refuses less than 75 MiB"""
+LEAST_STORE = 80 * MIB  # smallest object store; Ray refuses less than 75 MiB
 
 
 class RayDqnSetup(ApexSetup):

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-Resources = Mapping[str, float]
-"""Ray's name of a resource (CPU, GPU, memory) -> amount"""
+Resources = Mapping[str, float]  # Ray's name of a resource (CPU, GPU, memory) -> amount
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 GIB = 2**30
 

@@ -166,5 +166,4 @@ class Generation(MemberGeneration):
         super().end(number)
 
 
-PARTS = (Args, PRESETS, Generation)
-"""of an `Algorithm`, besides what a member does"""
+PARTS = (Args, PRESETS, Generation)  # of an `Algorithm`, besides what a member does

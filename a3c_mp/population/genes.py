@@ -77,8 +77,7 @@ GENES = {
     "entropy_coef": Gene(1e-4, 0.1),
 }
 """settings that can be genes -> how they mutate; of those in `--genes`, a member's settings have its own values"""
-COMMON = ("learning_rate", "batch_size", "gamma", "n_step", "max_grad_norm")
-"""those of all algorithms"""
+COMMON = ("learning_rate", "batch_size", "gamma", "n_step", "max_grad_norm")  # those of all algorithms
 
 
 def log_uniform(between: tuple[float, float], rng: Generator) -> float:

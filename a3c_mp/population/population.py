@@ -22,8 +22,7 @@ from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
 COUNTS = ("updates", "transitions_not_finite", "obs_values_far")
 """what is counted in a generation: updates, and what a member could not learn from (see `run.guard`)"""
-RECENT = 5
-"""generations in the mean fitness of a line of descent"""
+RECENT = 5  # generations in the mean fitness of a line of descent
 
 
 class PopulationMemory(NamedTuple):

@@ -137,5 +137,4 @@ class Generation(MemberGeneration):
             yield rollout
 
 
-PARTS = (Args, PRESETS, Generation)
-"""of an `Algorithm`, besides what a member does"""
+PARTS = (Args, PRESETS, Generation)  # of an `Algorithm`, besides what a member does

@@ -28,14 +28,11 @@ from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import LOOPBACK, LearnerGroup, interface_towards, losing_peers
 from a3c_mp.processes.program import MUST_AGREE, describe_program, differences
 
-RANK_SECONDS = 1800.0
-"""longest time that a rank waits for another, which may have a generation of slow games to play"""
+RANK_SECONDS = 1800.0  # longest time that a rank waits for another, which may have a generation of slow games to play
 LOST_SECONDS = 10
 """a machine that does not answer, or whose ranks do not read what is sent to them, for so long is lost"""
-REPORT_SECONDS = 3.0
-"""time that a rank waits for the others before it reports that"""
-REFUSAL_SECONDS = 20.0
-"""longest time that rank 0 may take longer than others to find the same bad input"""
+REPORT_SECONDS = 3.0  # time that a rank waits for the others before it reports that
+REFUSAL_SECONDS = 20.0  # longest time that rank 0 may take longer than others to find the same bad input
 
 
 class Ranks(LearnerGroup):

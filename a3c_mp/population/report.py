@@ -31,10 +31,8 @@ WARNINGS = {
 """counter -> warning"""
 TITLES = {"kind": "mutation", "batch_size": "batch", "mean_fitness": "mean"}
 """of columns that are not called by their names in the table"""
-HIDDEN = ("generation", "updates", "steps", "sha256")
-"""columns of `lineage.csv` that the table of a generation lacks"""
-BLOCK = 16
-"""steps of the environments that are recorded together"""
+HIDDEN = ("generation", "updates", "steps", "sha256")  # columns of `lineage.csv` that the table of a generation lacks
+BLOCK = 16  # steps of the environments that are recorded together
 
 
 class Report:

@@ -37,8 +37,7 @@ WIDE = 10_000  # numbers of an observation that is the cause where memory is too
 TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # the variable; torch makes the folder with the first optimizer
 FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
 """environment id -> (observation space, action space, layout of observations) of `probe_env`"""
-STEP_SECONDS: dict[str, float] = {}
-"""environment id -> seconds that a step took there"""
+STEP_SECONDS: dict[str, float] = {}  # environment id -> seconds that a step took there
 
 
 def check_settings(args: CommonArgs) -> None:
