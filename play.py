@@ -2,6 +2,7 @@
 
     python play.py runs/<name> --episodes 30 --video game.mp4
     python play.py runs/<name> --export policy.onnx
+    python play.py zoo/PongNoFrameskip-v4.safetensors --episodes 1 --window
 
 Games are played greedily, unless `--sampled` is given.
 """
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from rich.progress import track
 
-from a3c_mp.api.policy import TrainedPolicy, TrainedRun, load_net, load_run
+from a3c_mp.api.policy import TrainedPolicy, TrainedRun, architecture_of, load_net, load_run
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import Between, CommonArgs, Count
 from a3c_mp.data.episodes import Episode
@@ -38,7 +39,8 @@ from a3c_mp.wrappers import ActionScaling
 @dataclass(frozen=True)
 class Args:
     run: Path
-    """run folder, runs/<name>: evaluates its best checkpoint; or one checkpoint file (.pt)"""
+    """run folder, runs/<name>: evaluates its best checkpoint; or one file: a checkpoint (.pt), or what --export
+    wrote (.safetensors)"""
     episodes: Count = 20
     """number of evaluation episodes, each a whole game"""
     max_steps: Count = CommonArgs.eval_max_steps
@@ -55,6 +57,8 @@ class Args:
     """population: the member at this place of the newest checkpoint, instead of the fittest so far"""
     video: Path | None = None
     """record one more episode to this mp4 file (needs imageio-ffmpeg)"""
+    window: bool = False
+    """show one more episode in a window"""
     export: Path | None = None
     """write the policy to this file and play no game: .onnx, with greedy actions; .safetensors, the weights alone"""
 
@@ -80,8 +84,9 @@ def export_policy(run: TrainedRun, path: Path) -> None:
         raise ConfigError("export", path, "it must be a file that ends in .onnx or .safetensors", "name one")
     net, spaces = load_net(run)
     description = {"algorithm": run.algorithm, "env_id": run.env_id, "steps": run.state["steps"]}
-    settings = {} if run.algorithm.startswith("population") else run.net_spec._asdict()
-    description |= {"net": net_name(settings, net), **export.usage_of(run.env_id, net, spaces)}
+    architecture = architecture_of(run)
+    description |= {"net": net_name(architecture.get("settings", {}), net), "architecture": architecture}
+    description |= export.usage_of(run.env_id, net, spaces)
     try:
         if path.suffix == ".onnx":
             export.write_onnx(path, net, spaces, description)
@@ -139,8 +144,8 @@ def print_scores(played: Sequence[Episode], args: Args) -> None:
 def main() -> int:
     args, here = parse_plain(Args, __doc__), start_here()  # an environment may leave the current folder
     args = replace(args, video=args.video and here / args.video, export=args.export and here / args.export)
-    if args.video is not None and args.export is not None:
-        raise ConfigError("video", args.video, "--export plays no game", "leave one of them out")
+    if args.export is not None and (args.window or args.video is not None):
+        raise ConfigError("export", args.export, "it plays no game", "leave --video and --window out")
     run = load_run(args.run, args.member)
     if args.export is not None:
         export_policy(run, args.export)
@@ -149,17 +154,22 @@ def main() -> int:
         policy = make_random_policy(run.env_id, args.seed)
     else:
         policy = TrainedPolicy(run, sampled=args.sampled, seed=args.seed)
-    rendered = None if args.video is None else export.open_rendered(run.env_id, args.video)
-    print(f"{description(run, args)}, seed {args.seed}")
+    video, seed, steps = args.video, args.seed, args.max_steps
+    # Opened before the games: what is wrong with it is told at once.
+    rendered = [export.open_rendered(run.env_id, path) for path in ([None] * args.window + [video] * bool(video))]
+    print(f"{description(run, args)}, seed {seed}")
     play(run, policy, args)
-    if args.video is not None and rendered is not None:
+    if args.window:
+        with closing(rendered[0]) as env:
+            game = export.play_rendered(policy, env, seed=seed, max_steps=steps)
+        print(f"in the window: a game of {game.length} steps, score {game.episode_return:g}")
+    if video is not None:
         try:
-            game = export.record_episode(
-                policy, run.env_id, rendered, args.video, seed=args.seed, max_steps=args.max_steps
-            )
+            with closing(rendered[-1]) as env:
+                game = export.record_episode(policy, run.env_id, env, video, seed=seed, max_steps=steps)
         except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
-            raise ConfigError("video", args.video, "it cannot be written to the end", "is the disk full?") from error
-        print(f"{shown(str(args.video))}: a game of {game.length} steps, score {game.episode_return:g}")
+            raise ConfigError("video", video, "it cannot be written to the end", "is the disk full?") from error
+        print(f"{shown(str(video))}: a game of {game.length} steps, score {game.episode_return:g}")
     return 0
 
 

@@ -46,7 +46,12 @@ def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
 
 
 def load_run(run: Path, member: int | None = None) -> TrainedRun:
-    """Load a checkpoint and its run's settings. Raises ConfigError if they cannot be read or do not match."""
+    """Load a checkpoint and its run's settings, or what `play.py --export` wrote as safetensors.
+
+    Raises ConfigError if they cannot be read or do not match.
+    """
+    if run.suffix == ".safetensors":
+        return load_exported(run, member)
     folder, path = find_checkpoint(run, newest=member is not None)
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -59,6 +64,37 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ConfigError("run", run, why, "name another run or checkpoint") from error
+
+
+def architecture_of(run: TrainedRun) -> dict[str, Any]:
+    """How `load_exported` makes the net again: for the metadata of an exported policy."""
+    if "_extra_state" in (net := run.state["net"]):
+        genome = bytes(net["_extra_state"].tolist()).decode()
+        return {"algo": "dqn" if run.algo else None, "genome": genome}
+    return {"algo": run.algo.__name__.rpartition(".")[2] if run.algo else None, "settings": run.net_spec._asdict()}
+
+
+def load_exported(path: Path, member: int | None = None) -> TrainedRun:
+    """A policy from its weights and what the file says of them. Raises ConfigError if they cannot be read."""
+    why: object = "it has one net, and no members"
+    try:
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            about = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+            net = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
+        how = about["architecture"]
+        net = saved_net(how["genome"], net) if "genome" in how else net
+        state, spec = {"steps": about["steps"], "net": net}, NetSpec.of_run(how.get("settings", {}))
+        if member is None:
+            return TrainedRun(path, about["algorithm"], VALUE_BASED.get(how["algo"]), about["env_id"], spec, state)
+    except ImportError:
+        raise ConfigError("run", path, "safetensors is not installed", "pip install safetensors") from None
+    except KeyError as error:
+        why = f"it does not say its {error.args[0]}; play.py --export writes files that do"
+    except Exception as error:  # of the library, for bytes that are no such file
+        why = error
+    raise ConfigError("run", path, str(why), "name a run folder, runs/<name>, or another file")
 
 
 def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[str, Any]:
@@ -142,7 +178,8 @@ class TrainedPolicy:
 
 
 def load_policy(run: str | Path, *, member: int | None = None, sampled: bool = False, seed: int = 0) -> TrainedPolicy:
-    """Load a policy from a run folder, its best checkpoint, or from one checkpoint file (.pt).
+    """Load a policy from a run folder, its best checkpoint, or from one file: a checkpoint (.pt), or an exported
+    policy (.safetensors).
 
     Args:
         member: of a population, the one at this place of the newest checkpoint, instead of the fittest so far.

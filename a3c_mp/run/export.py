@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -152,34 +152,62 @@ def write_safetensors(path: Path, net: nn.Module, description: Mapping[str, Any]
     path.write_bytes(save(tensors, {name: json.dumps(value) for name, value in description.items()}))
 
 
-def open_rendered(env_id: str, video: Path) -> gymnasium.Env:
-    """Make an environment that renders images. Raises ConfigError if it, or `video`, cannot be made."""
-    if importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ConfigError("video", video, "imageio-ffmpeg is not installed", "pip install imageio imageio-ffmpeg")
-    if video.suffix != ".mp4" or video.is_dir() or not video.parent.is_dir():
-        raise ConfigError("video", video, "it must be an .mp4 in a folder that is there", "for instance game.mp4")
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # by itself MuJoCo takes GLFW, which needs a display
+def open_rendered(env_id: str, video: Path | None) -> gymnasium.Env:
+    """Make an environment that renders images for `video`, or into a window. Raises ConfigError if it cannot."""
+    given: Path | bool
+    has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if video is None:
+        flag, given, without = "window", True, "use --video game.mp4"
+        if not has_screen:
+            raise ConfigError(flag, given, "this machine has no screen", without)
+    else:
+        flag, given, without = "video", video, "leave --video out"
+        if importlib.util.find_spec("imageio_ffmpeg") is None:
+            raise ConfigError(flag, given, "imageio-ffmpeg is not installed", "pip install imageio imageio-ffmpeg")
+        if video.suffix != ".mp4" or video.is_dir() or not video.parent.is_dir():
+            raise ConfigError(flag, given, "it must be an .mp4 in a folder that is there", "for instance game.mp4")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
+        if not has_screen:
+            os.environ.setdefault("MUJOCO_GL", "egl")  # by itself MuJoCo takes GLFW, which needs a display
     RECORDED.assume()
     try:
         with warnings.catch_warnings():  # gymnasium's and GLFW's, of what the error says
             warnings.simplefilter("ignore")
-            env = make_env(env_id, render_mode="rgb_array")
+            env = make_env(env_id, render_mode="human" if video is None else "rgb_array")
             env.reset(seed=0)
-            frame_of(env)
+            if video is not None:
+                frame_of(env)
     except Exception as error:  # an environment of the user's own can raise anything
-        fix = "let it take render_mode and give images (docs/environments.md), or leave --video out"
+        fix = f"let it take render_mode and give images (docs/environments.md), or {without}"
         if "mujoco" in sys.modules:
-            fix = "set MUJOCO_GL to a library that this machine has (egl, osmesa, glfw), or leave --video out"
-        raise ConfigError("video", video, f"{env_id} cannot be rendered: {describe(error)}", fix) from error
+            fix = f"set MUJOCO_GL to a library that this machine has (egl, osmesa, glfw), or {without}"
+        raise ConfigError(flag, given, f"{env_id} cannot be rendered: {describe(error)}", fix) from error
     return env
+
+
+def play_rendered(
+    policy: Policy, env: gymnasium.Env, *, seed: int, max_steps: int, after: Callable[[], None] = lambda: None
+) -> Episode:
+    """Play a game of at most `max_steps` in an environment of `open_rendered`; `after` is called after each step."""
+    episode_return, length, done = 0.0, 0, False
+    seed_global_generators(seed)
+    RECORDED.assume()
+    obs, info = env.reset(seed=seed)
+    after()
+    while not done:
+        mask = mask_in(info, env.action_space)
+        action = policy(obs[None], np.array([length == 0]), None if mask is None else mask[None])[0]
+        obs, reward, terminated, truncated, info = env.step(action)
+        episode_return, length = episode_return + np.asarray(reward).item(), length + 1
+        after()
+        done = terminated or truncated or length >= max_steps
+    return Episode(episode_return, length)
 
 
 def record_episode(
     policy: Policy, env_id: str, env: gymnasium.Env, path: Path, *, seed: int, max_steps: int
 ) -> Episode:
-    """Play a game of at most `max_steps`, and write it to an mp4 file at normal speed (of Atari: every 4th frame).
+    """`play_rendered` into an mp4 file at normal speed (of Atari: every 4th frame).
 
     Raises ConfigError if an image cannot be rendered or is of another size than the first, OSError if the file cannot
     be written. Nothing is left at `path` then, or what was there before.
@@ -187,42 +215,31 @@ def record_episode(
     import imageio.v2 as imageio
     from imageio_ffmpeg import count_frames_and_secs
 
-    def next_frame() -> np.ndarray:
+    def append_frame() -> None:
         try:
             frame = frame_of(env)
         except Exception as error:
             raise ConfigError("video", path, f"{env_id} cannot be rendered: {describe(error)}") from error
         shapes.append(frame.shape)
         if frame.shape != shapes[0]:
-            why = f"images of {env_id} change their size, from {shapes[0]} to {frame.shape} after {length} steps"
+            steps = len(shapes) - 1
+            why = f"images of {env_id} change their size, from {shapes[0]} to {frame.shape} after {steps} steps"
             raise ConfigError("video", path, why, "have render() return images of one size")
-        return frame
+        video.append_data(frame)
 
-    fps = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30))
-    episode_return, length, done, shapes = 0.0, 0, False, list[tuple[int, ...]]()
-    seed_global_generators(seed)
-    RECORDED.assume()
-    obs, info = env.reset(seed=seed)
+    fps, shapes = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30)), list[Any]()
     unfinished = path.with_name(f".unfinished-{os.getpid()}.mp4")
     try:
         video: Any = imageio.get_writer(unfinished, fps=fps, codec="libx264", macro_block_size=2)
         with closing(video):  # after an error it would leave ffmpeg running, by itself
-            video.append_data(next_frame())
-            while not done:
-                mask = mask_in(info, env.action_space)
-                action = policy(obs[None], np.array([length == 0]), None if mask is None else mask[None])[0]
-                obs, reward, terminated, truncated, info = env.step(action)
-                episode_return, length = episode_return + np.asarray(reward).item(), length + 1
-                video.append_data(next_frame())
-                done = terminated or truncated or length >= max_steps
+            game = play_rendered(policy, env, seed=seed, max_steps=max_steps, after=append_frame)
         with suppress(RuntimeError):  # ffmpeg cannot read it
             if count_frames_and_secs(str(unfinished))[0] == len(shapes):
                 unfinished.replace(path)
-                return Episode(episode_return, length)
+                return game
         raise OSError("not all images are in the file")  # ffmpeg fails without an error where its last bytes do not fit
     finally:
         unfinished.unlink(missing_ok=True)
-        env.close()
 
 
 def frame_of(env: gymnasium.Env) -> np.ndarray:

@@ -16,6 +16,7 @@ from gymnasium.spaces import Box
 from harness import (
     A3C_DATA,
     A3C_GRAD,
+    APEX_DDPG,
     APEX_DQN,
     EVALUATED,
     IMPALA,
@@ -268,13 +269,19 @@ def test_play_names_sampled_where_greedy_play_is_much_worse(score, flags, is_nam
     assert ("--sampled plays" in capsys.readouterr().out) == is_named
 
 
-def test_play_exports_a_policy(run_inline):
+@pytest.mark.parametrize("chapter", [A3C_DATA, APEX_DQN, APEX_DDPG, POPULATION], ids=row_id)
+def test_an_exported_policy_plays_as_the_run_does(run_inline, chapter):
     pytest.importorskip("safetensors")
-    done = run_inline.train(A3C_DATA, "--total-steps", "200")
+    done = run_inline.train(chapter, "--total-steps", "200")
     exported = run_inline("play.py", "runs/r", "--export", "policy.safetensors")
     assert exported.code == 0, exported.err
-    assert exported.out.startswith(f"policy.safetensors: a3c_data on CartPole-v1, {done.summary['steps']:,} steps, ")
-    assert b'"env_id":"\\"CartPole-v1\\""' in Path("policy.safetensors").read_bytes().replace(b" ", b"")
+    assert exported.out.startswith(
+        f"policy.safetensors: {done.config['algorithm']} on {done.config['args']['env_id']}, "
+    )
+    played = [run_inline("play.py", run, "--episodes", "3").out for run in ("runs/r", "policy.safetensors")]
+    first, again = ([line for line in out.split("\n") if "raw scores:" in line] for out in played)
+    assert first == again
+    assert len(first) == 1
 
 
 def test_play_records_a_game_of_breakout(run_inline):
