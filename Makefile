@@ -1,23 +1,29 @@
-# make train: set up what training needs and train Pong.  make test: set up the rest and test.  make check: format, lint, types.
+# make train: set up what training needs and train Pong.  make play: watch a trained policy (in a window, or game.mp4).  make test: set up the rest and test.  make check: format, lint, types.
 # make test-fast: on every save.  make gpu-check: what --cuda does on this machine's GPU, in one file (docs/gpu.md).
 # make docs: the documentation as pages with search, in site/; to read them: python3 -m http.server --directory site
 # PYTHON makes $(VENV) and has no effect once that exists; for another Python: make clean, then make PYTHON=python3.12 train.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Many tests wait, for a process or a limit of time: three at once for two cores.
+WORKERS = $$(( $$(nproc) * 3 / 2 ))
 ARGS ?=
 RUNS ?= runs
+POLICY ?= zoo/PongNoFrameskip-v4.safetensors
 
-.PHONY: train test test-fast test-slow gpu-check check format docs tensorboard clean
+.PHONY: train play test test-fast test-slow gpu-check check format docs tensorboard clean
 
 train: $(VENV)/.installed
 	$(BIN)/python train_a3c_data.py $(ARGS)
 
+play: $(VENV)/.installed
+	$(BIN)/python play.py $(POLICY) --episodes 1 $(if $(DISPLAY)$(WAYLAND_DISPLAY),--window,--video game.mp4) $(ARGS)
+
 test: $(VENV)/.installed-all
-	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
 test-fast: $(VENV)/.installed-all
-	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal -m 'not slow and not whole' tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal -m 'not slow and not whole' tests/unit $(ARGS)
 
 test-slow: $(VENV)/.installed-all
 	$(BIN)/python -m pytest -m slow $(ARGS)

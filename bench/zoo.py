@@ -1,8 +1,8 @@
 """Train the policies in zoo/ again, each by the command on its card, and compare.
 
-    python bench/zoo.py CartPole-v1 Pendulum-v1       seconds to a minute each; Pong takes minutes, Breakout hours
-    python bench/zoo.py PongNoFrameskip-v4 --replace  keep what came out, with a new card
-    python bench/zoo.py --table                       write the table in zoo/README.md from the cards
+    python bench/zoo.py --rows CartPole-v1 Pendulum-v1   seconds to minutes each; Pong takes ten or more
+    python bench/zoo.py --rows PongNoFrameskip-v4 --replace   keep what came out, with a new card
+    python bench/zoo.py --table                               write the table in zoo/README.md from the cards
 
 On a processor of the card's kind, with the same versions, the weights must be the same to the last bit: trainings are
 `--deterministic`. Elsewhere 30 greedy games must reach the policy's aim. Exit code 1 says that one does not.
@@ -56,13 +56,12 @@ ZOO = {
     "Pendulum-v1": Entry(-200),
     "LunarLander-v3": Entry(200, "--total-steps 1_000_000 --reward-scale 0.1 --stop-return 230"),
     "PongNoFrameskip-v4": Entry(18),
-    "BreakoutNoFrameskip-v4": Entry(300),
 }
 
 
 @dataclass(frozen=True)
 class Args:
-    names: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     """policies to train again"""
     replace: bool = False
     """write them to zoo/"""
@@ -131,15 +130,15 @@ def verdict(name: str, card: Result, kept: Result | None) -> tuple[str, bool]:
 
 
 def table(names: Sequence[str]) -> str:
-    """The cards as a table."""
+    """The cards as a table, and each as a list."""
     header = ["policy", "score", "lowest, highest", "steps", "minutes", "kB"]
-    rows = []
+    rows, cards = [], []
     for name in names:
-        card, size = read_card(path_of(name)), path_of(name).stat().st_size
-        figures = [f"{card['score']:g}", f"{card['lowest']:g}, {card['highest']:g}", f"{card['steps']:,}"]
-        rows.append([f"[{name}]({name}.safetensors)", *figures, f"{card['minutes']:g}", f"{size / 1000:,.0f}"])
-    cards = [f"\n**{name}**\n\n" + "\n".join(f"- {key}: `{value}`" for key, value in read_card(path_of(name)).items())
-             for name in names]  # fmt: skip
+        size, card = path_of(name).stat().st_size, read_card(path_of(name))
+        texts = {key: f"{value:.5g}" if isinstance(value, float) else f"{value}" for key, value in card.items()}
+        figures = [texts["score"], f"{texts['lowest']}, {texts['highest']}", f"{card['steps']:,}", texts["minutes"]]
+        rows.append([f"[{name}]({name}.safetensors)", *figures, f"{size / 1000:,.0f}"])
+        cards += [f"\n**{name}**\n", *(f"- {key}: `{text}`" for key, text in texts.items())]
     return "\n".join([records.markdown_table(header, rows), *cards])
 
 
@@ -153,9 +152,9 @@ def write_table() -> None:
 
 def main() -> int:
     args, code = parse_plain(Args, __doc__), 0
-    if unknown := [name for name in args.names if name not in ZOO]:
-        raise ConfigError("names", unknown[0], "no such policy", f"choose of {' '.join(ZOO)}")
-    for name in args.names:
+    if unknown := [name for name in args.rows if name not in ZOO]:
+        raise ConfigError("rows", unknown[0], "no such policy", f"choose of {' '.join(ZOO)}")
+    for name in args.rows:
         with tempfile.TemporaryDirectory() as folder:
             path, card = make(name, args, Path(folder))
             text, is_good = verdict(name, card, read_card(path_of(name)) if path_of(name).exists() else None)

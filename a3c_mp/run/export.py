@@ -160,6 +160,7 @@ def open_rendered(env_id: str, video: Path | None) -> gymnasium.Env:
         flag, given, without = "window", True, "use --video game.mp4"
         if not has_screen:
             raise ConfigError(flag, given, "this machine has no screen", without)
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # a machine without a sound card says so in many lines
     else:
         flag, given, without = "video", video, "leave --video out"
         if importlib.util.find_spec("imageio_ffmpeg") is None:

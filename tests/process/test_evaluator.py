@@ -125,7 +125,8 @@ def test_learners_stop_together_once_an_evaluation_has_passed(run_inline, chapte
     assert sha256_of_weights(done.load(done.best)["net"]) == done.evals["weights_sha256"]
 
 
-@pytest.mark.parametrize("target", ["group", pytest.param("parent", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("target", ["group", "parent"])
 def test_a_signal_ends_the_wait_of_a_deterministic_run_for_its_evaluation(scripts, target):
     flags = ["--eval-every", "100", "--eval-episodes", "10000", "--deterministic", "--stop-eval-return", "501"]
     flags += ["--num-actors", "1", "--checkpoint-steps", "192"]

@@ -35,13 +35,13 @@ TWO_SLOTS = ["--slots-per-actor", "2"]
 BURSTS = ["--explore-envs", "0.5", "--explore-steps", "5"]
 KINDS = {
     "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, *BURSTS]),
-    "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
     "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM]),
-    "dqn": ("train_apex.py", 1000, APEX),
     "population": ("train_population.py", 1600, POPULATION),
     "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, "--eval-every", "0"]),
 }
 SLOW = {
+    "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
+    "dqn": ("train_apex.py", 1000, APEX),
     "data, Pong": ("train_a3c_data.py", 2000, [*PONG, *TWO_SLOTS]),
     "grad, Pong": ("train_a3c_grad.py", 2000, PONG),
     "dqn, Pong": ("train_apex.py", 2000, [*PONG[:-4], "--batch-size", "16", *REPLAY[:-2], "--learning-starts", "80"]),
@@ -186,7 +186,8 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games
     ("chapter", "mishaps"),
     [
         (A3C_DATA, ["killed in a step", "raised", "hung"]),
-        (A3C_GRAD, ["killed while sending"]),  # the gradient is in its slot, which has not been sent
+        # The gradient is in its slot, which has not been sent.
+        pytest.param(A3C_GRAD, ["killed while sending"], marks=pytest.mark.slow),
         pytest.param(TASK, ["killed in a step", "raised", "hung"], marks=pytest.mark.slow),
     ],
     ids=row_id,

@@ -133,8 +133,7 @@ def saving(scripts, trainer):
     [
         (A3C_DATA, starting_up),
         (IMPALA, under_way),
-        (TASK, under_way),
-        *(pytest.param(chapter, under_way, marks=SLOW) for chapter in (A3C_DATA, A3C_GRAD, APEX_DQN, POPULATION)),
+        *(pytest.param(chapter, under_way, marks=SLOW) for chapter in (A3C_DATA, A3C_GRAD, APEX_DQN, POPULATION, TASK)),
         *(pytest.param(chapter, starting_up, marks=SLOW) for chapter in (A3C_GRAD, APEX_DQN, IMPALA, TASK, POPULATION)),
     ],
     ids=row_id,

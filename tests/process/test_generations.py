@@ -88,9 +88,8 @@ def test_ranks_on_two_machines_have_the_generations_of_one_process(
     assert done.summary["weights_sha256"] == one.summary["weights_sha256"]
 
 
-@pytest.mark.parametrize(
-    ("lost", "seconds"), [("rank 1", 10), pytest.param("rank 0", 10, marks=SLOW), pytest.param("link", 20, marks=SLOW)]
-)
+@SLOW  # of one machine: see below
+@pytest.mark.parametrize(("lost", "seconds"), [("rank 1", 10), ("rank 0", 10), ("link", 20)])
 def test_what_is_lost_on_one_machine_ends_all_in_the_middle_of_a_generation(
     on_two_machines, scripts, cable, lost, seconds
 ):

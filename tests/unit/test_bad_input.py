@@ -527,6 +527,8 @@ plot | RUN --lineage                      | runs=old/impala: there is no lineage
 @pytest.mark.parametrize(("script", "flags", "message"), table(SCRIPTS))
 def test_play_and_plot(script, flags, message, old, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.argv", [script, *flags.replace("RUN", "old/impala").split()])
     with pytest.raises(ConfigError) as error:
         {"play": play, "plot": plot}[script].main()

@@ -9,7 +9,7 @@ import pytest
 from envs import Env
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.export import open_rendered, record_episode
+from a3c_mp.run.export import open_rendered, play_rendered, record_episode
 from a3c_mp.wrappers import make_env
 
 pytest.importorskip("imageio_ffmpeg")
@@ -89,6 +89,13 @@ def test_an_environment_that_cannot_be_rendered_says_why(register, tmp_path):
     env_id = register(entry_point=Rendered, changes={"images": (OSError("no window"),)})
     with pytest.raises(ConfigError, match=r"OSError: no window \(test_video.py:\d+\).*leave --video out"):
         open_rendered(env_id, tmp_path / "game.mp4")
+
+
+def test_a_game_in_a_window(register, monkeypatch):
+    monkeypatch.setenv("DISPLAY", ":0")
+    env = open_rendered(register(entry_point=Rendered), None)
+    assert env.unwrapped.render_mode == "human"
+    assert play_rendered(stay, env, seed=0, max_steps=5).length == 5
 
 
 def test_mujoco_renders_without_a_display(monkeypatch, tmp_path):
