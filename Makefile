@@ -11,7 +11,7 @@ ARGS ?=
 RUNS ?= runs
 POLICY ?= zoo/PongNoFrameskip-v4.safetensors
 
-.PHONY: train play test test-fast test-slow gpu-check check format docs tensorboard clean
+.PHONY: help train play test test-fast test-slow gpu-check check format docs tensorboard clean
 
 train: $(VENV)/.installed
 	$(BIN)/python train_a3c_data.py $(ARGS)
@@ -46,7 +46,11 @@ docs: $(VENV)/.installed-all
 tensorboard: $(VENV)/.installed
 	$(BIN)/tensorboard --logdir $(RUNS)
 
+help:
+	@sed -n 's/^# //p' Makefile
+
 $(VENV)/.installed: requirements.txt pyproject.toml
+	@echo "torch and the rest come in without a word: a minute or more"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@

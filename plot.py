@@ -141,7 +141,7 @@ def draw(axis: Any, groups: list[Group], x_name: str) -> None:
 
 def draw_goal(axis: Any, groups: list[Group], goal: float | None) -> None:
     """Draw the return that counts as solved, if all runs have the same; one that is far from all curves hides them."""
-    goals = {run.goal if goal is None else goal for _, runs in groups for run in runs}
+    goals = {run.goal if goal is None else goal for _, runs in groups for run in runs} - {None}
     one = goals.pop() if len(goals) == 1 else None
     low, high = axis.dataLim.intervaly
     margin = max(high - low, 0.1 * abs(high), 0.1 * abs(low))
@@ -207,12 +207,19 @@ def draw_lineage(figure: Any, tree: Any, rates: Any, lineage: Lineage) -> None:
     figure.colorbar(scale, ax=[tree, rates], label="fitness")
 
 
-def plot_lineages(args: Args) -> Any:
-    """The figure of family trees."""
+def new_figure(width: float, height: float) -> Any:
+    """A figure of this size (inches). Raises ConfigError without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("out", "", "matplotlib is not installed", "pip install matplotlib")
     from matplotlib.figure import Figure
 
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plot_lineages(args: Args) -> Any:
+    """The figure of family trees."""
     lineages = read_all(args.runs, read_lineage)
-    figure = Figure(figsize=(11, 8 * len(lineages)), layout="constrained")
+    figure = new_figure(11, 8 * len(lineages))
     for part, lineage in zip(figure.subfigures(len(lineages), squeeze=False)[:, 0], lineages, strict=True):
         tree, rates = part.subplots(2)
         draw_lineage(part, tree, rates, lineage)
@@ -220,11 +227,14 @@ def plot_lineages(args: Args) -> Any:
 
 
 def plot_curves(args: Args) -> Any:
-    """The figure of learning curves; prints the table of final and first results."""
-    from matplotlib.figure import Figure
-
+    """The figure of learning curves; prints the table of final and first results before."""
     games = grouped(read_all(args.runs, lambda folder: read_curve(folder, args.window)))
-    figure = Figure(figsize=(14, 4 * len(games)), layout="constrained")
+    headings = "environment", "runs", f"mean of the last {args.window} games", "steps to the goal", "minutes"
+    shown = Table(*headings, box=None)
+    for row in table(games, args.goal):
+        shown.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(shown)
+    figure = new_figure(14, 4 * len(games))
     rows = figure.subplots(len(games), len(AXES), squeeze=False, sharey="row")
     for axes, (env_id, groups) in zip(rows, games.items(), strict=True):
         for axis, x_name in zip(axes, AXES, strict=True):
@@ -233,11 +243,6 @@ def plot_curves(args: Args) -> Any:
             axis.set_title(env_id)
         axes[0].set_ylabel("mean episode return")
         axes[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    headings = "environment", "runs", f"mean of the last {args.window} games", "steps to the goal", "minutes"
-    shown = Table(*headings, box=None)
-    for row in table(games, args.goal):
-        shown.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 160).print(shown)
     return figure
 
 
@@ -245,8 +250,6 @@ def main() -> int:
     args = parse_plain(Args, __doc__)
     if not args.runs:
         raise ConfigError("runs", "", "no run folder is named", "for instance: python plot.py runs/*")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("out", args.out, "matplotlib is not installed", "pip install matplotlib")
     if args.out.suffix not in (".png", ".svg", ".pdf") or not args.out.parent.is_dir() or args.out.is_dir():
         raise ConfigError(
             "out", args.out, "it must be a .png, .svg or .pdf in a folder that is there", "for instance x.png"

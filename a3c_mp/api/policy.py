@@ -145,6 +145,9 @@ class TrainedPolicy:
         else:
             self._act = make_policy(net, self.action_space, greedy=not sampled, seed=seed)
 
+    def __repr__(self) -> str:
+        return f"TrainedPolicy({self.env_id}, {self.steps:,} steps of training, {self.path})"
+
     def __call__(self, obs: Any, starts: Any = None, mask: Any = None) -> Any:
         """Choose an action, or N of them.
 
@@ -160,7 +163,8 @@ class TrainedPolicy:
         obs, shape = np.asarray(obs, self.obs_space.dtype), self.obs_space.shape or ()
         is_single = obs.shape == shape
         if not is_single and obs.shape[1:] != shape:
-            raise ValueError(f"observations must be {shape} or [N, {shape}] as `make_env` gives them, not {obs.shape}")
+            several = ", ".join(map(str, ("N", *shape)))
+            raise ValueError(f"observations must be {shape} or [{several}] as `make_env` gives them, not {obs.shape}")
         obs = obs[None] if is_single else obs
         begins = len(obs) != self._num if starts is None else starts
         self._num = len(obs)

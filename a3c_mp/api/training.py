@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Result:
     solved: bool
     steps: int  # agent steps
     mean_return: float | None  # raw, of the last 100 games of training; None before the first one
-    exit_reason: str  # "solved", "total_steps", "max_seconds", or the signal that ended it
+    exit_reason: str  # "solved", "total_steps", "max_seconds", "callback", or the signal that ended it
     summary: dict[str, Any] = field(repr=False)  # all of `summary.json`
 
     def policy(self, **options: Any) -> TrainedPolicy:
@@ -94,6 +94,7 @@ def train(
                 is_stopped = True
                 process.terminate()
     result = result_of(process.returncode, told, given.get("env_id", ""))
+    result = replace(result, exit_reason="callback") if is_stopped else result
     for hook in hooks:
         hook.on_end(result)
     return result

@@ -135,7 +135,6 @@ def _make_own_net(
     return net
 
 
-@torch.no_grad()
 def _check_own_net(net: OwnActorCritic, shape: tuple[int, ...]) -> None:
     """Raise an error unless the net can be shared with actors and returns outputs and values of the right shapes."""
     for name, layer in net.body.named_modules():
@@ -146,7 +145,8 @@ def _check_own_net(net: OwnActorCritic, shape: tuple[int, ...]) -> None:
     if fixed:
         raise TypeError(f"{fixed[0]} is not floating-point; layers that count batches cannot be shared with actors")
     obs = torch.zeros(3, *shape, dtype=torch.uint8 if net.norm.image else torch.float32)
-    outputs, values = net.body(net.norm.convert(obs))
+    with torch.no_grad():  # no decorator: it would be the place of the errors below
+        outputs, values = net.body(net.norm.convert(obs))
     wanted = (3, net.head.num_outputs), (3,)
     if (tuple(outputs.shape), tuple(values.shape)) != wanted:
         given = f"{tuple(outputs.shape)} and {tuple(values.shape)}"

@@ -104,6 +104,7 @@ class Supervisor:
         self.children, self._beats, self.max_restarts, self.hang_seconds = children, beats, max_restarts, hang_seconds
         self.on_message, self.on_restart, self.hang_setting = on_message, on_restart, hang_setting
         self._restarts: Counter[str] = Counter()  # by flag
+        self._frames: list[str] = []  # of the last traceback
         self._checked = time.monotonic()  # when heartbeats were last looked at
 
     @property
@@ -237,8 +238,17 @@ class Supervisor:
             return
         self._restarts[child.flag] += 1
         how_often = f"restart {self._restarts[child.flag]} of {self.max_restarts}"
-        self.on_restart(child.number, f"{message}; {how_often}{details}")
+        self.on_restart(child.number, f"{message}; {how_often}{self._without_repetition(details)}")
         self._start(child)
+
+    def _without_repetition(self, text: str) -> str:
+        """A traceback without the frames that the last one had, too."""
+        lines = text.splitlines()
+        end = max((number for number, line in enumerate(lines, 1) if line.startswith("  ")), default=0)
+        before, self._frames = self._frames, lines[:end]
+        return (
+            "\n".join(["", "raised where the last one was:", *lines[end:]]) if end and lines[:end] == before else text
+        )
 
     def _give_up(self, child: Child, error: WorkerError) -> None:
         if child.on_lost is None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shlex
 import statistics
 import sys
@@ -14,6 +15,7 @@ from torch import nn
 
 from a3c_mp.config import CommonArgs, flag_name
 from a3c_mp.errors import A3CError, ConfigError
+from a3c_mp.errors.describe import describe
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import SHARED_UNITS
@@ -113,7 +115,7 @@ def end_lines(run: Any, error: BaseException | None) -> Iterator[tuple[int, str]
     if counts := run.progress.counts:
         yield logging.INFO, f"in total: {', '.join(counts)}"
     newest = run.checkpointer.newest
-    if (run.exit_code or run.exit_reason == "max_seconds") and newest is not None and newest.exists():
+    if run.steps and (run.exit_code or run.exit_reason == "max_seconds") and newest is not None and newest.exists():
         level = logging.ERROR if run.exit_code == 1 else logging.INFO
         yield level, f"the last checkpoint is {newest}; continue with {resume_command(run.folder)}"
     progress = run.progress
@@ -146,7 +148,7 @@ def resume_command(folder: Path) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    return str(error) if isinstance(error, A3CError) and str(error) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, A3CError) and str(error) else describe(error)
 
 
 def error_summary(text: str) -> str:
@@ -154,4 +156,6 @@ def error_summary(text: str) -> str:
     first, *rest = text.splitlines()
     frames = [number for number, line in enumerate(rest) if line.startswith('  File "')]
     raised = [line for line in rest[frames[-1] + 1 :] if not line.startswith(" ")][:1] if frames else []
+    if raised and (place := re.match(r'  File "([^"]*)", line (\d+)', rest[frames[-1]])):
+        raised = [f"{raised[0]} ({Path(place[1]).name}:{place[2]})"]
     return " ".join([first if first.endswith(":") or not raised else f"{first}:", *raised])

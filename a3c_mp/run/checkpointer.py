@@ -15,6 +15,8 @@ from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
 from a3c_mp.run.run_dir import name_of
 
+BEST_SECONDS = 10.0  # shortest time between two files of the best net between checkpoints
+
 
 class Checkpointer:
     """Saves the state of a run at intervals; with `--resume`, restores the newest one that can be read.
@@ -34,7 +36,7 @@ class Checkpointer:
             self._restore_newest()
         # A new run saves after its first round: whatever happens to it then, it can be resumed.
         self._tried_seconds = time.monotonic() if self.args.resume is not None else -math.inf
-        self._tried_steps = self.progress.steps
+        self._tried_steps, self._best_seconds = self.progress.steps, -math.inf
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -109,6 +111,18 @@ class Checkpointer:
         except (OSError, CheckpointError) as error:
             self.log.warning(f"checkpoint at {progress.steps:,} steps not written to {self.folder}: {error}")
         self._tried_steps, self._tried_seconds = progress.steps, time.monotonic()
+
+    def save_highest(self) -> None:
+        """Write the net between two checkpoints if the mean return is higher than ever, which it may not be at the next
+        one; at most every `BEST_SECONDS`."""
+        if not self.progress.is_best or time.monotonic() - self._best_seconds < BEST_SECONDS:
+            return
+        state, self._best_seconds = self.progress.state_dict(), time.monotonic()
+        try:
+            checkpoint.save(self.folder, state | {"net": self.net.state_dict()}, "best", **self.origin)
+            self.progress.best_mean = state["best_mean"]
+        except (OSError, CheckpointError) as error:
+            self.log.warning(f"best checkpoint at {self.progress.steps:,} steps not written to {self.folder}: {error}")
 
     def save_best(self, net: nn.Module, steps: int) -> None:
         """Write the net of the best evaluation, of weights after these agent steps; a failure costs a warning."""

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +25,9 @@ NOT_SETTINGS = {
 class Curve(NamedTuple):
     """Settings and learning curve [E] of a run: the moving mean return, at each of the E steps at which games ended."""
 
+    name: str  # of the folder
+    seed: int
+    is_named: bool  # by its user
     algorithm: str
     env_id: str
     settings: dict[str, Any]  # without what runs of a group may differ in; with the commit
@@ -45,6 +48,7 @@ def read_curve(folder: Path, window: int) -> Curve:
         config = json.loads((folder / "config.json").read_text())
         settings = {name: value for name, value in config["args"].items() if name not in NOT_SETTINGS}
         algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
+        seed, is_named = int(config["args"]["seed"]), bool(config["args"].get("run_name"))
         goal, settings["commit"] = settings.pop("stop_return", None), config.get("commit")
         episodes = read_episodes(folder / "episodes.csv")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -65,14 +69,20 @@ def read_curve(folder: Path, window: int) -> Curve:
         solved_at = float(summary.get("solved_at_steps")), float(summary.get("solved_at_seconds")) / 60
     counts = ends >= min(window, MIN_EPISODES)  # as for the run itself
     points = steps[last], seconds[last] / 60, means[last], counts[last]
-    return Curve(algorithm, env_id, settings, goal, solved_at, *points)
+    return Curve(folder.name, seed, is_named, algorithm, env_id, settings, goal, solved_at, *points)
 
 
 def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
-    """Environment -> its groups; a label names the algorithm and the settings in which its groups differ."""
-    games: dict[str, dict[str, list[Curve]]] = defaultdict(lambda: defaultdict(list))
+    """Environment -> its groups; a label names the algorithm and the settings in which its groups differ.
+
+    Runs of one seed are not averaged: each is in a group of its own, or of those of other seeds.
+    """
+    games: dict[str, dict[Any, list[Curve]]] = defaultdict(lambda: defaultdict(list))
+    times = Counter[Any]()  # that a seed has occurred with these settings
     for run in runs:
-        games[run.env_id][json.dumps([run.algorithm, run.settings], sort_keys=True)].append(run)
+        same = run.env_id, json.dumps([run.algorithm, run.settings], sort_keys=True)
+        games[run.env_id][same, times[same, run.seed]].append(run)
+        times[same, run.seed] += 1
     return {
         env_id: [(label_of(group, list(groups.values())), group) for group in groups.values()]
         for env_id, groups in games.items()
@@ -80,7 +90,10 @@ def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
 
 
 def label_of(runs: list[Curve], groups: list[list[Curve]]) -> str:
-    """The algorithm of a group, and its settings that differ in some group of that algorithm."""
+    """The algorithm of a group, and its settings that differ in some group of that algorithm.
+
+    The names of runs are added where their user gave them, and where only these tell groups apart.
+    """
     alike = [other[0].settings for other in groups if other[0].algorithm == runs[0].algorithm]
     parts = [runs[0].algorithm]
     for name, value in runs[0].settings.items():
@@ -88,6 +101,8 @@ def label_of(runs: list[Curve], groups: list[list[Curve]]) -> str:
             value = f"{value:g}" if isinstance(value, float) else str(value)
             value = re.sub("(?<=^.{8})[^+]*", "", value) if name == "commit" else value  # 8 digits, + if changed
             parts.append(f"{name.replace('_', '-')} {value}")
+    if (runs[0].is_named and len(runs) == 1) or alike.count(runs[0].settings) > 1:
+        parts.append(" ".join(run.name for run in runs))
     return ", ".join(parts) + (f" ({len(runs)} runs)" if len(runs) > 1 else "")
 
 

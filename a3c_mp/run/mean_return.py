@@ -65,14 +65,14 @@ class ReturnWindow:
 
     def restart_games(self) -> None:
         """Have all actors start new games."""
-        self._started = 0  # games
+        self.started = 0  # games
         self._overdue = 0  # games passed over that have not ended
         self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
         self._playing = [self._start(actor, self.counted) for actor in range(self.num_actors)]
 
     def _start(self, actor: int, envs: Iterable[int]) -> dict[int, _Game]:
         games = {env: _Game(actor, env) for env in envs}
-        self._started += len(games)
+        self.started += len(games)
         self._queue.extend(games.values())
         return games
 
@@ -91,7 +91,7 @@ class ReturnWindow:
         playing, counted = self._playing[actor], list[CountedEpisode]()
         for game in playing.values():
             if not game.reported:
-                game.reported, game.number = True, self._started
+                game.reported, game.number = True, self.started
         for episode in episodes:
             if episode.env not in self.counted:
                 continue
@@ -102,7 +102,7 @@ class ReturnWindow:
                 self._overdue -= 1
                 counted.append((actor, episode))
         for game in playing.values():
-            if game.reported and not game.endless and self._started - game.number >= self.long_limit:
+            if game.reported and not game.endless and self.started - game.number >= self.long_limit:
                 game.endless = True
                 self.endless.append((actor, game.env))
         return self._count([*counted, *self._release()])

@@ -144,8 +144,7 @@ class Run(RunState):
         if self.args.deterministic and message.actor >= 0:  # -1: no actor's games are concerned
             rebuilt = "rebuilt to where it was" if message.replaced else "determinism is lost for the rest of this run"
             what += f"; {rebuilt}"
-        level = logging.INFO if message.joined or message.left else logging.WARNING
-        self.log.log(level, "\n".join([what, *details]))
+        self.log.log(logging.INFO if message.joined or message.left else logging.WARNING, "\n".join([what, *details]))
         self.metrics.flush()  # raises if the loss is not finite: such weights kill actors
         self.metrics.record_games(self.progress.on_restart(message))
         self.progress.record_solved()
@@ -160,6 +159,7 @@ class Run(RunState):
         if self.checkpointer.is_due:
             self.metrics.flush()  # the files have what the checkpoint counts
             self.save()
+        self.checkpointer.save_highest()
 
     def save(self) -> None:
         self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts

@@ -39,11 +39,9 @@ SIGNS: dict[str, Sign] = {
     ),
     "no_game": Sign(
         lambda look: (
-            not look.window.episodes
-            and look.share >= 0.2
-            and look.steps >= GAMES_STEPS * look.window.num_envs * look.window.num_actors
+            look.endless >= max(0.2 * look.length, GAMES_STEPS * look.window.num_envs * look.window.num_actors)
         ),
-        lambda look: f"no game has ended in {look.steps:,} steps, so there is no return",
+        lambda look: f"no game has ended in {look.endless:,} steps, so the mean return says nothing new",
         "give the environment an end, or register it with max_episode_steps",
     ),
     "same_return": Sign(
@@ -108,6 +106,7 @@ class Signs:
         self.warned = set[str]()
         self._points, self._next = defaultdict[str, list[float]](list), progress.steps
         self.curves: dict[str, float] = {}  # medians of their points between the last two looks
+        self._ended = progress.steps, progress.window.started  # agent steps and games when one had ended
         self.steps: int = 0  # agent steps at the last look
         self.share: float = 0.0  # of the run's steps
 
@@ -120,11 +119,17 @@ class Signs:
         window = self.window
         return window.episodes >= 2 * MIN_EPISODES and not has_risen(window.first, list(window.returns))
 
+    @property
+    def endless(self) -> int:
+        """Agent steps since a game has ended."""
+        return self.steps - self._ended[0]
+
     def add(self, means: Mapping[str, float]) -> None:
         """Add a point of the curves; look for signs when the next look is due."""
         for name, value in means.items():
             self._points[name].append(value)
-        steps = self.progress.steps
+        steps, started = self.progress.steps, self.window.started
+        self._ended = self._ended if started == self._ended[1] else (steps, started)
         if steps < max(self._next, self.least[0]):
             return
         self.steps, self.share = steps, steps / self.length

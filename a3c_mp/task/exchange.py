@@ -27,7 +27,7 @@ FROM_COLLECTORS = JOIN, FILLED, NOT_RESTORED
 SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
 """events to a collector: (worker, seed_key, tokens of all slots that it has to fill, weights); (token, weights);
 (number of places). A token is [slot, version], weights are [version, values], or None on the learner's machine"""
-ALONE_SECONDS = 10.0  # without a collector, until a line of the log says so
+ALONE_SECONDS = 10.0  # without a collector, until a line of the log says so; longer with some of this machine
 
 
 class Pool(Closing):
@@ -154,7 +154,7 @@ class NodePool(Pool):
         node.handle(LEFT, self._on_left)
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
-        next_line = time.monotonic() + ALONE_SECONDS
+        next_line = time.monotonic() + ALONE_SECONDS * (6 if self.num_local else 1)
         while not (should_stop() or self.node.finishing):
             if found := self.ledger.take(size):
                 return found

@@ -37,7 +37,7 @@ TABLE["chapter"] = {"cli", "processes", "run"}
 TABLE["chapters"] = TABLE["plot"] = TABLE["algorithms"] | {"algorithms", "population", "cli", "chapter"}
 TABLE["api"] = TABLE["chapters"] | {"_bootstrap"}
 TABLE["play"] = TABLE["chapters"] | {"api"}
-TABLE["bench"] = TABLE["chapters"] | {"chapters"}  # they measure the chapters' own losses
+TABLE["bench"] = TABLE["chapters"] | {"chapters", "api"}  # they measure the chapters' own losses, and play
 """group -> groups of this project that its files may import, besides their own"""
 
 MODULES_OF_RL = ("gymnasium", "gym", "ale_py")

@@ -1,5 +1,6 @@
 """plot.py: groups, means and table of learning curves; with --lineage what it reads, draws and refuses."""
 
+import itertools
 import json
 
 import numpy as np
@@ -60,12 +61,17 @@ def test_plot_draws_several_lineages_and_the_line_of_the_last_fittest_member(tmp
 # ---- curves
 
 
-def curve(env_id="CartPole-v1", solved_at=None, end=100.0, slope=1.0, **settings):
-    """A run whose return is the number of steps, times `slope`."""
+SEEDS = itertools.count(100)
+
+
+def curve(env_id="CartPole-v1", solved_at=None, end=100.0, slope=1.0, name="", seed=None, **settings):
+    """A run whose return is the number of steps, times `slope`; each has a seed of its own unless it is given."""
+    seed = next(SEEDS) if seed is None else seed
     steps = np.linspace(0, end, 11)
     settings = {"learning_rate": 1e-3, "commit": "0123456789", **settings}
     algorithm, goal = settings.pop("algorithm", "impala"), settings.pop("stop_return", 50.0)
-    return Curve(algorithm, env_id, settings, goal, solved_at, steps, steps / 60, slope * steps, steps >= 0)
+    figures = steps, steps / 60, slope * steps, steps >= 0
+    return Curve(name or f"r{seed}", seed, bool(name), algorithm, env_id, settings, goal, solved_at, *figures)
 
 
 def read(folder, *rows, args=None):
@@ -121,10 +127,16 @@ def test_curves_are_grouped_and_labels_name_what_differs_but_not_what_only_ends_
         "task",
     ]
     assert labels(runs, "Acrobot-v1") == ["impala"]
-    alike = [{"stop_return": 3.0}, {"max_seconds": 5.0, "seed": 2}, {"eval_every": 100, "eval_max_steps": 9}]
+    alike = [{"stop_return": 3.0}, {"max_seconds": 5.0, "seed": 2}, {"seed": 3, "eval_every": 100, "eval_max_steps": 9}]
     runs = [read(tmp_path, "10,1.0,0,1.0,5", args=args) for args in alike]
     assert [run.goal for run in runs] == [3.0, None, None]
     assert labels(runs, "E") == ["a (3 runs)"]
+
+
+def test_runs_of_one_seed_are_not_averaged_and_names_of_ones_own_are_shown():
+    one, again, two = curve(seed=1), curve(seed=1, name="again"), curve(seed=2)
+    assert labels([one, again, two]) == ["impala, r1 r2 (2 runs)", "impala, again"]
+    assert labels([curve(name="mine"), curve(algorithm="task")]) == ["impala, mine", "task"]
 
 
 def test_the_goal_is_a_line_where_all_runs_have_the_same():
@@ -132,6 +144,7 @@ def test_the_goal_is_a_line_where_all_runs_have_the_same():
     for groups, goal, line in (
         ([("one", [curve(), curve()])], None, "goal 50"),
         ([("one", [curve()]), other], None, None),
+        ([("one", [curve()]), ("endless", [curve(stop_return=None)])], None, "goal 50"),
         ([("one", [curve()]), other], 7.5, "goal 7.5"),
         ([("never", [curve(stop_return=1e9)])], None, None),
         ([("flat", [curve(slope=0.0)._replace(mean_return=np.full(11, 52.0))])], None, "goal 50"),

@@ -213,7 +213,7 @@ def test_a_collector_that_was_cut_off_fills_its_slots_again_and_no_slot_twice(no
 @pytest.mark.parametrize("num_local", [0, 1])
 def test_a_learner_without_collectors_says_that_it_waits_for_one(nodes, make_pool, monkeypatch, num_local):
     hub, node, _ = nodes
-    monkeypatch.setattr(exchange, "ALONE_SECONDS", 0.1)
+    monkeypatch.setattr(exchange, "ALONE_SECONDS", 0.1 if num_local == 0 else 0.05)
     pool, looks = make_pool(num_local, 1, Weights(nn.Linear(5, 3), torch.float32)), []
 
     def waits_in_vain():

@@ -1,5 +1,6 @@
 """A run in this process: what its checkpoints hold beyond a net and an optimizer, and how it comes back."""
 
+import inspect
 import json
 import os
 import pickle
@@ -25,7 +26,7 @@ from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run import display
+from a3c_mp.run import checkpointer, display
 from a3c_mp.run.acting import Acting
 from a3c_mp.run.banner import error_summary, resume_command, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
@@ -307,7 +308,7 @@ def test_the_command_that_goes_on_is_as_the_run_was_started(script, ranks, comma
     ("text", "expected"),
     [
         ("actor 0 is lost", "actor 0 is lost"),
-        (f"actor 0 failed:\n{TRACEBACK}ValueError: no\n(raised by reset())", "actor 0 failed: ValueError: no"),
+        (f"actor 0 failed:\n{TRACEBACK}ValueError: no\n(raised by reset())", "actor 0 failed: ValueError: no (a.py:1)"),
         ("actor 0 failed:\nof old age", "actor 0 failed:"),
     ],
 )
@@ -342,18 +343,32 @@ def test_a_worker_that_is_lost_is_a_failure_unless_the_budget_was_spent_before_i
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (KeyError("no such key"), "error: KeyError: 'no such key'"),
-        (SystemExit(3), "error: SystemExit: 3"),
+        (KeyError("no such key"), "error: KeyError: 'no such key' (test_run.py:{line})"),
+        (SystemExit(3), "error: SystemExit: 3 (test_run.py:{line})"),
         (WorkerError("actor 0 (pid 1) is lost"), "error: actor 0 (pid 1) is lost"),
     ],
 )
 def test_whatever_ends_a_run_is_in_run_log(args, error, line):
     with suppress(KeyError, SystemExit), a_run(args) as run:
         run.record_rollout(10, [], 0, 0)
+        line = line.format(line=inspect.currentframe().f_lineno + 1)
         raise error
     assert f" ERROR {line}\n" in log_of(run)
     assert f"the last checkpoint is {run.checkpointer.newest}" in log_of(run)
     assert (run.exit_code, run.summary()["exit_reason"]) == (1, line)
+
+
+def test_the_net_of_the_highest_mean_return_is_kept_also_if_it_falls_before_the_next_checkpoint(args, monkeypatch):
+    monkeypatch.setattr(checkpointer, "BEST_SECONDS", 0.0)
+    with a_run(replace(args, num_actors=1, num_envs=1)) as run:
+        for episode_return in (5.0, 9.0, 1.0):
+            run.record_rollout(100, [Episode(episode_return, 5)] * 100, 0, 0)
+            run.end_round()
+        best = list_checkpoints(run.folder / "checkpoints", "best")[0]
+        assert best.stem == "best_000000000200"
+        assert set(torch.load(best, weights_only=True)["returns"]) == {9.0}
+        assert run.progress.best_mean == 9.0
+    assert list_checkpoints(run.folder / "checkpoints", "best")[0] == best, "the last one is worse"
 
 
 def test_a_run_is_finished_once(args):

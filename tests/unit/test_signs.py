@@ -22,15 +22,18 @@ FAILS, LEARNS, ALWAYS_LOSES = (0.0, 5.0), (100.0, 5.0), (0.0, 0.0)
 """by how much the returns rise in a run, and their deviation"""
 
 
-def warnings(log, tape, means, returns=FAILS, obs_space=VECTORS, actions=BUTTONS, steps=STEPS, games=10):
-    """The signs that a run of so many steps shows, with these means of its curves and returns of games."""
+def warnings(log, tape, means, returns=FAILS, obs_space=VECTORS, actions=BUTTONS, steps=STEPS, games=10, last=100):
+    """The signs that a run of so many steps shows, with these means of its curves and returns of games.
+
+    No game ends after `last` percent of the steps.
+    """
     args = SimpleNamespace(**vars(CommonArgs(total_steps=steps)), max_grad_norm=1.0, explore_envs=0.0)
     args.max_actors, args.explorers, args.has_fitness = args.num_actors, 0, False
     progress, rng, (rise, deviation) = Progress(args), np.random.default_rng(1), returns
     signs = Signs(progress, (obs_space, actions), log)
     for number in range(100):
         progress.steps += steps // 100
-        scores = rise * number / 100 + deviation * rng.normal(size=games)
+        scores = rise * number / 100 + deviation * rng.normal(size=games if number < last else 0)
         ended = [Episode(float(score), 9, game % args.num_envs) for game, score in enumerate(scores)]
         progress.window.end(0, ended)
         progress.window.end(1, ended)
@@ -41,6 +44,7 @@ def warnings(log, tape, means, returns=FAILS, obs_space=VECTORS, actions=BUTTONS
 FAULTS = {
     "gradients": {"means": {"losses/grad_norm": 7e5, "policy/entropy": 0.3}, "returns": LEARNS},
     "no_game": {"means": {}, "games": 0},
+    "no_game, later": {"means": {}, "returns": LEARNS, "last": 60},
     "same_return": {"means": {}, "returns": ALWAYS_LOSES},
     "deterministic": {"means": {"policy/entropy": 0.004}},
     "random": {"means": {"policy/entropy": math.log(2) * 0.9999}},
@@ -50,9 +54,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", SIGNS)
+@pytest.mark.parametrize("name", [*SIGNS, "no_game, later"])
 def test_a_run_that_does_not_learn_is_told_why_once(name, log, tape):
     found = warnings(log, tape, **FAULTS[name])
+    name = name.partition(",")[0]
     assert found == [name], tape.messages
     assert all(message.endswith("(docs/learning.md)") for message in tape.messages)
 

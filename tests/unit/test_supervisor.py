@@ -89,6 +89,14 @@ def test_a_successor_that_fails_at_start_uses_up_the_budget_and_says_so(monkeypa
         scene.fail(0)
 
 
+def test_the_frames_of_a_traceback_are_printed_once_where_it_is_repeated(monkeypatch):
+    text = '\nTraceback\n  File "a.py", line 1, in f\n    g()\nValueError: no\n(after {} steps)'
+    shorten = Scene(monkeypatch, 1).supervisor._without_repetition
+    assert shorten(text.format(3)) == text.format(3)
+    assert shorten(text.format(4)) == "\nraised where the last one was:\nValueError: no\n(after 4 steps)"
+    assert [shorten(other) for other in ("", "\nTraceback", text)] == ["", "\nTraceback", text]
+
+
 def test_a_process_that_makes_environments_later_has_the_time_of_a_start_until_its_next_heartbeat(monkeypatch):
     scene = Scene(monkeypatch, 1)
     scene.beats[0] += 1  # not looked at before the message arrives

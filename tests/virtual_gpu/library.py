@@ -12,7 +12,9 @@ SOURCE = Path(__file__).with_name("device.cpp")
 
 
 def missing() -> str:
-    """Why it cannot be built here; empty where it can."""
+    """Why it cannot be built or used here; empty where it can."""
+    if (torch_folder() / "lib" / "libtorch_cuda.so").exists():
+        return "the virtual GPU stands in for CUDA in builds of torch for the CPU"
     return "" if shutil.which("g++") else "the virtual GPU needs g++"
 
 
