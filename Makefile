@@ -1,11 +1,15 @@
-# make train: set up what training needs and train Pong.  make play: watch a trained policy (in a window, or game.mp4).  make test: set up the rest and test.  make check: format, lint, types.
-# make test-fast: on every save.  make gpu-check: what --cuda does on this machine's GPU, in one file (docs/gpu.md).
-# make docs: the documentation as pages with search, in site/; to read them: python3 -m http.server --directory site
-# PYTHON makes $(VENV) and has no effect once that exists; for another Python: make clean, then make PYTHON=python3.12 train.
+# make train      set up what training needs, then train Pong
+# make play       watch a trained policy, in a window or as game.mp4; POLICY=runs/NAME: one of your own
+# make test       set up the rest, then test; test-fast: on every save; test-slow: what CI leaves out
+# make check      format, lint, types
+# make gpu-check  what --cuda does on this machine's GPU, in one file (docs/gpu.md)
+# make docs       the documentation as pages with search, in site/: python3 -m http.server --directory site
+# make tensorboard, format, clean
+# PYTHON makes $(VENV) and has no effect once that exists; for another one: make clean, then make PYTHON=python3.12 train
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Many tests wait, for a process or a limit of time: three at once for two cores.
+## Many tests wait, for a process or a limit of time: three at once for two cores.
 WORKERS = $$(( $$(nproc) * 3 / 2 ))
 ARGS ?=
 RUNS ?= runs
@@ -50,7 +54,7 @@ help:
 	@sed -n 's/^# //p' Makefile
 
 $(VENV)/.installed: requirements.txt pyproject.toml
-	@echo "torch and the rest come in without a word: a minute or more"
+	@echo "installing torch and the other packages: a minute or more"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@

@@ -60,7 +60,8 @@ class Args:
     window: bool = False
     """show one more episode in a window"""
     export: Path | None = None
-    """write the policy to this file and play no game: .onnx, with greedy actions; .safetensors, the weights alone"""
+    """write the policy to this file and play no game: .onnx, with greedy actions; .safetensors, the weights and how
+    their net is made"""
 
 
 def make_random_policy(env_id: str, seed: int) -> Policy:
@@ -155,7 +156,7 @@ def main() -> int:
     else:
         policy = TrainedPolicy(run, sampled=args.sampled, seed=args.seed)
     video, seed, steps = args.video, args.seed, args.max_steps
-    # Opened before the games: what is wrong with it is told at once.
+    # Opened before the games, so that errors come first.
     rendered = [export.open_rendered(run.env_id, path) for path in ([None] * args.window + [video] * bool(video))]
     print(f"{description(run, args)}, seed {seed}")
     play(run, policy, args)

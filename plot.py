@@ -2,8 +2,9 @@
 
     python plot.py runs/* --out curves.png
 
-Runs that differ only in the seed are one curve: the mean over the seeds, with the range from lowest to highest; dotted
-where some runs have ended unsolved. A table has the final means, and the steps and minutes to the goal.
+Runs that differ only in the seed, of which none occurs twice, are one curve: the mean over the seeds, with the range
+from lowest to highest; dotted where some runs have ended unsolved. A table has the final means, and the steps and
+minutes to the goal.
 
     python plot.py runs/<name> --lineage --out lineage.png
 
@@ -140,7 +141,7 @@ def draw(axis: Any, groups: list[Group], x_name: str) -> None:
 
 
 def draw_goal(axis: Any, groups: list[Group], goal: float | None) -> None:
-    """Draw the return that counts as solved, if all runs have the same; one that is far from all curves hides them."""
+    """Draw the return that counts as solved, if no two runs have different ones; one far from all curves hides them."""
     goals = {run.goal if goal is None else goal for _, runs in groups for run in runs} - {None}
     one = goals.pop() if len(goals) == 1 else None
     low, high = axis.dataLim.intervaly

@@ -159,7 +159,7 @@ def main() -> int:
             path, card = make(name, args, Path(folder))
             text, is_good = verdict(name, card, read_card(path_of(name)) if path_of(name).exists() else None)
             print(text, flush=True)
-            if args.replace:
+            if args.replace and card["score"] >= ZOO[name].aim:
                 path_of(name).write_bytes(path.read_bytes())
             elif not is_good:
                 code = 1

@@ -94,7 +94,8 @@ def train(
                 is_stopped = True
                 process.terminate()
     result = result_of(process.returncode, told, given.get("env_id", ""))
-    result = replace(result, exit_reason="callback") if is_stopped else result
+    if is_stopped and result.exit_reason == "SIGTERM":
+        result = replace(result, exit_reason="callback")
     for hook in hooks:
         hook.on_end(result)
     return result

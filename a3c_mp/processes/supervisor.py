@@ -245,10 +245,10 @@ class Supervisor:
         """A traceback without the frames that the last one had, too."""
         lines = text.splitlines()
         end = max((number for number, line in enumerate(lines, 1) if line.startswith("  ")), default=0)
-        before, self._frames = self._frames, lines[:end]
-        return (
-            "\n".join(["", "raised where the last one was:", *lines[end:]]) if end and lines[:end] == before else text
-        )
+        if not end or lines[:end] != self._frames:
+            self._frames = lines[:end] or self._frames
+            return text
+        return "\n".join(["", "the same traceback as the last one, then:", *lines[end:]])
 
     def _give_up(self, child: Child, error: WorkerError) -> None:
         if child.on_lost is None:

@@ -2,8 +2,8 @@
 
 `step_<steps>.pt` and its manifest `step_<steps>.json`, with the SHA-256 of the bytes, are written to temporary files,
 synced and renamed, the manifest last. A checkpoint exists once its manifest does. The last three are kept, and as
-`best_<steps>.pt` the best one so far and that as of each of the three. Chosen by the mean return of training, it is a
-copy of a checkpoint; chosen by evaluation, it holds the evaluated net.
+`best_<steps>.pt` the best one so far and that as of each of the three. It holds the net, and
+chosen by the mean return of training the progress of the run, too.
 """
 
 import copy

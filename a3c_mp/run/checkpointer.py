@@ -111,6 +111,7 @@ class Checkpointer:
         except (OSError, CheckpointError) as error:
             self.log.warning(f"checkpoint at {progress.steps:,} steps not written to {self.folder}: {error}")
         self._tried_steps, self._tried_seconds = progress.steps, time.monotonic()
+        self._best_seconds = self._tried_seconds
 
     def save_highest(self) -> None:
         """Write the net between two checkpoints if the mean return is higher than ever, which it may not be at the next

@@ -48,7 +48,7 @@ def read_curve(folder: Path, window: int) -> Curve:
         config = json.loads((folder / "config.json").read_text())
         settings = {name: value for name, value in config["args"].items() if name not in NOT_SETTINGS}
         algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
-        seed, is_named = int(config["args"]["seed"]), bool(config["args"].get("run_name"))
+        seed, is_named = int(config["args"]["seed"]), not re.search(r"-s\d+-\d{8}-\d{6}", folder.name)
         goal, settings["commit"] = settings.pop("stop_return", None), config.get("commit")
         episodes = read_episodes(folder / "episodes.csv")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -75,10 +75,10 @@ def read_curve(folder: Path, window: int) -> Curve:
 def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
     """Environment -> its groups; a label names the algorithm and the settings in which its groups differ.
 
-    Runs of one seed are not averaged: each is in a group of its own, or of those of other seeds.
+    Runs of one seed are not averaged: the second run of each seed is in a second group.
     """
     games: dict[str, dict[Any, list[Curve]]] = defaultdict(lambda: defaultdict(list))
-    times = Counter[Any]()  # that a seed has occurred with these settings
+    times = Counter[Any]()  # (settings, seed) -> runs so far
     for run in runs:
         same = run.env_id, json.dumps([run.algorithm, run.settings], sort_keys=True)
         games[run.env_id][same, times[same, run.seed]].append(run)
@@ -102,7 +102,7 @@ def label_of(runs: list[Curve], groups: list[list[Curve]]) -> str:
             value = re.sub("(?<=^.{8})[^+]*", "", value) if name == "commit" else value  # 8 digits, + if changed
             parts.append(f"{name.replace('_', '-')} {value}")
     if (runs[0].is_named and len(runs) == 1) or alike.count(runs[0].settings) > 1:
-        parts.append(" ".join(run.name for run in runs))
+        parts.append(runs[0].name + ", ..." * (len(runs) > 1))
     return ", ".join(parts) + (f" ({len(runs)} runs)" if len(runs) > 1 else "")
 
 

@@ -60,19 +60,20 @@ class ReturnWindow:
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.first: list[float] = []  # returns of the first `WINDOW` games of the run
         self.episodes = 0  # of the whole run
+        self.ended = 0  # games, also those that are not counted yet
         self.endless: list[tuple[int, int]] = []  # (actor, environment) of games longer than `LONG_PATIENCE`
         self.restart_games()
 
     def restart_games(self) -> None:
         """Have all actors start new games."""
-        self.started = 0  # games
+        self._started = 0  # games
         self._overdue = 0  # games passed over that have not ended
         self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
         self._playing = [self._start(actor, self.counted) for actor in range(self.num_actors)]
 
     def _start(self, actor: int, envs: Iterable[int]) -> dict[int, _Game]:
         games = {env: _Game(actor, env) for env in envs}
-        self.started += len(games)
+        self._started += len(games)
         self._queue.extend(games.values())
         return games
 
@@ -91,18 +92,19 @@ class ReturnWindow:
         playing, counted = self._playing[actor], list[CountedEpisode]()
         for game in playing.values():
             if not game.reported:
-                game.reported, game.number = True, self.started
+                game.reported, game.number = True, self._started
         for episode in episodes:
             if episode.env not in self.counted:
                 continue
             game = playing[episode.env]
             game.episode, game.ended = episode, True
+            self.ended += 1
             playing |= self._start(actor, [episode.env])
             if game.overdue:
                 self._overdue -= 1
                 counted.append((actor, episode))
         for game in playing.values():
-            if game.reported and not game.endless and self.started - game.number >= self.long_limit:
+            if game.reported and not game.endless and self._started - game.number >= self.long_limit:
                 game.endless = True
                 self.endless.append((actor, game.env))
         return self._count([*counted, *self._release()])

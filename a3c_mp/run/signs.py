@@ -106,7 +106,7 @@ class Signs:
         self.warned = set[str]()
         self._points, self._next = defaultdict[str, list[float]](list), progress.steps
         self.curves: dict[str, float] = {}  # medians of their points between the last two looks
-        self._ended = progress.steps, progress.window.started  # agent steps and games when one had ended
+        self._ended = progress.steps, progress.window.ended  # agent steps and games at the last end of one
         self.steps: int = 0  # agent steps at the last look
         self.share: float = 0.0  # of the run's steps
 
@@ -128,8 +128,8 @@ class Signs:
         """Add a point of the curves; look for signs when the next look is due."""
         for name, value in means.items():
             self._points[name].append(value)
-        steps, started = self.progress.steps, self.window.started
-        self._ended = self._ended if started == self._ended[1] else (steps, started)
+        steps, ended = self.progress.steps, self.window.ended
+        self._ended = self._ended if ended == self._ended[1] else (steps, ended)
         if steps < max(self._next, self.least[0]):
             return
         self.steps, self.share = steps, steps / self.length

@@ -133,9 +133,11 @@ def test_curves_are_grouped_and_labels_name_what_differs_but_not_what_only_ends_
     assert labels(runs, "E") == ["a (3 runs)"]
 
 
-def test_runs_of_one_seed_are_not_averaged_and_names_of_ones_own_are_shown():
+def test_runs_of_one_seed_are_not_averaged_and_names_of_ones_own_are_shown(tmp_path):
+    by_default = read(tmp_path / "a-CartPole-v1-s1-20261127-060423", "10,1.0,0,1.0,5")
+    assert (by_default.is_named, read(tmp_path / "mine", "10,1.0,0,1.0,5").is_named) == (False, True)
     one, again, two = curve(seed=1), curve(seed=1, name="again"), curve(seed=2)
-    assert labels([one, again, two]) == ["impala, r1 r2 (2 runs)", "impala, again"]
+    assert labels([one, again, two]) == ["impala, r1, ... (2 runs)", "impala, again"]
     assert labels([curve(name="mine"), curve(algorithm="task")]) == ["impala, mine", "task"]
 
 

@@ -37,6 +37,7 @@ def warnings(log, tape, means, returns=FAILS, obs_space=VECTORS, actions=BUTTONS
         ended = [Episode(float(score), 9, game % args.num_envs) for game, score in enumerate(scores)]
         progress.window.end(0, ended)
         progress.window.end(1, ended)
+        progress.window.lose(1)  # a game that is lost has not ended
         signs.add(means)
     return [name for message in tape.messages for name, sign in SIGNS.items() if sign.advice in message]
 

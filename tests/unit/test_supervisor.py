@@ -93,8 +93,10 @@ def test_the_frames_of_a_traceback_are_printed_once_where_it_is_repeated(monkeyp
     text = '\nTraceback\n  File "a.py", line 1, in f\n    g()\nValueError: no\n(after {} steps)'
     shorten = Scene(monkeypatch, 1).supervisor._without_repetition
     assert shorten(text.format(3)) == text.format(3)
-    assert shorten(text.format(4)) == "\nraised where the last one was:\nValueError: no\n(after 4 steps)"
-    assert [shorten(other) for other in ("", "\nTraceback", text)] == ["", "\nTraceback", text]
+    assert shorten(text.format(4)) == "\nthe same traceback as the last one, then:\nValueError: no\n(after 4 steps)"
+    assert [shorten(other) for other in ("", "\nTraceback")] == ["", "\nTraceback"]
+    assert shorten(text.format(5)) != text.format(5), "one that was killed in between changes nothing"
+    assert shorten(other := text.replace("line 1", "line 2")) == other
 
 
 def test_a_process_that_makes_environments_later_has_the_time_of_a_start_until_its_next_heartbeat(monkeypatch):
