@@ -1,6 +1,6 @@
 """Train the policies in zoo/ again, each by the command on its card, and compare.
 
-    python bench/zoo.py --rows CartPole-v1 Pendulum-v1   seconds to minutes each; Pong takes ten or more
+    python bench/zoo.py --rows CartPole-v1 Pendulum-v1   seconds to minutes each; Atari takes far longer
     python bench/zoo.py --rows PongNoFrameskip-v4 --replace   keep what came out, with a new card
     python bench/zoo.py --table                               write the table in zoo/README.md from the cards
 
@@ -27,7 +27,7 @@ from a3c_mp.api.policy import TrainedPolicy, load_run
 from a3c_mp.cli import parse_plain
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError
-from a3c_mp.run.checkpoint import sha256_of_weights
+from a3c_mp.run.checkpoint import list_checkpoints, sha256_of_weights
 from a3c_mp.run.evaluate import make_play_envs, play_episodes
 from a3c_mp.run.script import exit_with
 from bench import common, records
@@ -51,11 +51,15 @@ class Entry(NamedTuple):
         return [*common.CHAPTERS[self.chapter], "--env-id", env_id, "--deterministic", *shlex.split(self.flags)]
 
 
+BREAKOUT = (
+    "--update-epochs 2 --repeat-fraction 0.5 --total-steps 2_500_000 --entropy-coef-end 0.001 --entropy-steps 2_000_000"
+)
 ZOO = {
     "CartPole-v1": Entry(475),
     "Pendulum-v1": Entry(-200),
     "LunarLander-v3": Entry(200, "--total-steps 1_000_000 --reward-scale 0.1 --stop-return 230"),
     "PongNoFrameskip-v4": Entry(18),
+    "BreakoutNoFrameskip-v4": Entry(80, BREAKOUT),
 }
 
 
@@ -100,8 +104,9 @@ def make(name: str, args: Args, folder: Path) -> tuple[Path, Result]:
 
     command = ZOO[name].command(name)
     run = common.train(command, args, f"zoo-{name}")
+    newest = list_checkpoints(run / "checkpoints")[0]  # which net was the best depends on the clock
     path = folder / f"{name}.safetensors"
-    with common.running_script(["play.py", str(run), "--export", str(path)]) as process:
+    with common.running_script(["play.py", str(newest), "--export", str(path)]) as process:
         if code := process.wait():
             raise SystemExit(code)
     scores, summary, weights = score(path), common.read_summary(run), load_run(path).state["net"]

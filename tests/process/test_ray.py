@@ -20,7 +20,7 @@ SLOW = pytest.mark.slow
 DETERMINISTIC = ["--deterministic", "--total-steps", "3000"]
 LONG = ["--total-steps", "1e8"]
 TWO_LEARNERS = ["--num-learners", "2", "--replay-proportion", "0", "--batch-unrolls", "2"]
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 def command(process):
@@ -90,7 +90,7 @@ def end(scripts, trainer, signum=signal.SIGTERM):
 def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
     """Also: everything listens on the loopback interface, and the token is in no command line."""
     trainer = scripts.train(RAY_IMPALA, *DETERMINISTIC)
-    scripts.wait_until(lambda: ray_of(trainer.pid, "ray::RayWorker"), trainer)
+    scripts.wait_until(lambda: ray_of(trainer.pid, "ray::RayWorker"), trainer, timeout=300)  # beside other tests
     family = [psutil.Process(trainer.pid), *psutil.Process(trainer.pid).children(recursive=True)]
     token = ray_of(trainer.pid, "gcs_server")[0].environ()["RAY_AUTH_TOKEN"]
     assert open_to(family) == {"127.0.0.1"}
