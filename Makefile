@@ -9,8 +9,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-## Many tests wait, for a process or a limit of time: three at once for two cores.
-WORKERS = $$(( $$(nproc) * 3 / 2 ))
 ARGS ?=
 RUNS ?= runs
 POLICY ?= zoo/PongNoFrameskip-v4.safetensors
@@ -24,10 +22,10 @@ play: $(VENV)/.installed
 	$(BIN)/python play.py $(POLICY) --episodes 1 $(if $(DISPLAY)$(WAYLAND_DISPLAY),--window,--video game.mp4) $(ARGS)
 
 test: $(VENV)/.installed-all
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal $(ARGS)
 
 test-fast: $(VENV)/.installed-all
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal -m 'not slow and not whole' tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal -m 'not slow and not whole' tests/unit $(ARGS)
 
 test-slow: $(VENV)/.installed-all
 	$(BIN)/python -m pytest -m slow $(ARGS)
