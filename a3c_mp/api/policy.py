@@ -51,7 +51,9 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
     Raises ConfigError if they cannot be read or do not match.
     """
     if run.suffix == ".safetensors":
-        return load_exported(run, member)
+        if member is not None:
+            raise ConfigError("member", member, f"{run} has one net", "leave it out")
+        return load_exported(run)
     folder, path = find_checkpoint(run, newest=member is not None)
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -74,9 +76,8 @@ def architecture_of(run: TrainedRun) -> dict[str, Any]:
     return {"algo": run.algo.__name__.rpartition(".")[2] if run.algo else None, "settings": run.net_spec._asdict()}
 
 
-def load_exported(path: Path, member: int | None = None) -> TrainedRun:
+def load_exported(path: Path) -> TrainedRun:
     """A policy from its weights and what the file says of them. Raises ConfigError if they cannot be read."""
-    why: object = "it has one net, and no members"
     try:
         from safetensors import safe_open
 
@@ -86,15 +87,14 @@ def load_exported(path: Path, member: int | None = None) -> TrainedRun:
         how = about["architecture"]
         net = saved_net(how["genome"], net) if "genome" in how else net
         state, spec = {"steps": about["steps"], "net": net}, NetSpec.of_run(how.get("settings", {}))
-        if member is None:
-            return TrainedRun(path, about["algorithm"], VALUE_BASED.get(how["algo"]), about["env_id"], spec, state)
+        return TrainedRun(path, about["algorithm"], VALUE_BASED.get(how["algo"]), about["env_id"], spec, state)
     except ImportError:
         raise ConfigError("run", path, "safetensors is not installed", "pip install safetensors") from None
     except KeyError as error:
-        why = f"it does not say its {error.args[0]}; play.py --export writes files that do"
+        why = f"it does not say its {error.args[0]}"
+        raise ConfigError("run", path, why, "play.py --export writes files that do") from error
     except Exception as error:  # of the library, for bytes that are no such file
-        why = error
-    raise ConfigError("run", path, str(why), "name a run folder, runs/<name>, or another file")
+        raise ConfigError("run", path, str(error), "name a run folder, runs/<name>, or another file") from error
 
 
 def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[str, Any]:

@@ -513,7 +513,7 @@ play | old/impala/checkpoints/step_5.pt   | step_5.json
 play | RUN --export x.onnx --video x.mp4  | export=x.onnx: it plays no game; leave --video and --window out
 play | RUN --window                       | window=True: this machine has no screen; use --video game.mp4
 play | policy.safetensors                 | run=policy.safetensors: No such file
-play | x.safetensors --member 1           | run=x.safetensors: No such file
+play | x.safetensors --member 1           | member=1: x.safetensors has one net; leave it out
 play | RUN --episodes 0                   | episodes=0: must be 1 or more
 play | RUN --video game.txt               | video=game.txt:
 play | RUN --export p.pt                  | export=p.pt: it must be a file that ends in .onnx or .safetensors
