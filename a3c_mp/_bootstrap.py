@@ -1,6 +1,5 @@
 """Process setup by `import a3c_mp`, before torch is imported: threads, malloc, the end with the parent, sys.path."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -8,6 +7,20 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+
+for fd, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+    try:
+        os.fstat(fd)
+    except OSError:  # closed: the null device, or another file would get its number
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest free number, fd
+    if getattr(sys, name) is None:
+        setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115
+        setattr(sys, f"__{name}__", getattr(sys, name))
+    if mode == "w":
+        with suppress(AttributeError, ValueError):  # replaced by something without encoding
+            getattr(sys, name).reconfigure(errors="backslashreplace")
+
+import ctypes  # noqa: E402  # only now: libffi keeps a file open
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -21,18 +34,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA st
 
 IGNORED_AT_START = frozenset(s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN)
 """signals that were ignored when the process started (by nohup: SIGHUP); environments may ignore more later"""
-
-for fd, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
-    try:
-        os.fstat(fd)
-    except OSError:  # closed: the null device, or another file would get its number
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest free number, fd
-    if getattr(sys, name) is None:
-        setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115
-        setattr(sys, f"__{name}__", getattr(sys, name))
-    if mode == "w":
-        with suppress(AttributeError, ValueError):  # replaced by something without encoding
-            getattr(sys, name).reconfigure(errors="backslashreplace")
 
 # glibc returns every large block to the kernel at once and requests it again, zeroed page by page, at the next gradient
 # step: a fifth of the learner's time on a CPU. Here freed memory stays in the process.

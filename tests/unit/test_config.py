@@ -187,6 +187,7 @@ def test_what_is_done_to_an_environment_is_in_its_id_and_settings_follow_what_it
     assert args.env_id.startswith("CarRacing-v3?lap=1#wrapper=m:A,shape=(8,+9),x=a+b&wrapper=m:B&obs_keys=a&")
     assert extras_of(args.env_id) == Extras(("m:A,shape=(8, 9),x=a b", "m:B"), ("a", "b"), 84)
     assert parse_args(PPOArgs, {}, "", ["--env-id", args.env_id]).env_id == args.env_id
+    pytest.importorskip("Box2D")  # gymnasium has no wheel of it for Python 3.14
     args = parse_args(
         PPOArgs, {}, "", ["--env-id", "CarRacing-v3", "--wrapper", "gymnasium.wrappers:FlattenObservation"]
     )
