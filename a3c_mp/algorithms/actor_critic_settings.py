@@ -29,6 +29,11 @@ PONG_SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 """fewer passes, and schedules for runs that are solved after some 500,000 steps, in which a policy that only loses at
 first stays random for longer"""
+BREAKOUT_SETTINGS: dict[str, Any] = {
+    "total_steps": 8_000_000, "update_epochs": 2, "repeat_fraction": 0.5,
+    "entropy_coef_end": 0.001, "entropy_steps": 6_000_000,
+}  # fmt: skip
+"""as few passes as Pong's; a policy that explores less in the end: one random action late in a game loses the ball"""
 
 
 @dataclass(frozen=True)
@@ -142,3 +147,4 @@ PPO_PRESETS = PRESETS | {
     if "NoFrameskip" not in name
 }
 PPO_PRESETS["PongNoFrameskip-v4"] = PRESETS["PongNoFrameskip-v4"] | PONG_SETTINGS
+PPO_PRESETS["BreakoutNoFrameskip-v4"] = PRESETS["BreakoutNoFrameskip-v4"] | BREAKOUT_SETTINGS
