@@ -36,10 +36,10 @@ BURSTS = ["--explore-envs", "0.5", "--explore-steps", "5"]
 KINDS = {
     "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, *BURSTS]),
     "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM]),
-    "population": ("train_population.py", 1600, POPULATION),
-    "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, "--eval-every", "0"]),
 }
 SLOW = {
+    "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, "--eval-every", "0"]),
+    "population": ("train_population.py", 1600, POPULATION),
     "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout
     "dqn": ("train_apex.py", 1000, APEX),
     "data, Pong": ("train_a3c_data.py", 2000, [*PONG, *TWO_SLOTS]),
