@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -55,7 +55,7 @@ class CommonArgs:
     continuous: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for environments with continuous actions
     vectors: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for others whose observations are vectors
     images: ClassVar[Mapping[str, Any]] = {}  # defaults for Atari, under its presets, and without a preset for images
-    fixed: ClassVar[Collection[str]] = ()  # settings that a resumed run cannot change, as shapes in its checkpoints
+    fixed: ClassVar[tuple[str, ...]] = ("normalize_obs",)  # what a resumed run cannot change: its nets depend on it
 
     env_id: str = "PongNoFrameskip-v4"
     """gymnasium environment id; module:Env-v0 imports the module first, also from the current folder"""
@@ -175,7 +175,7 @@ class RewardArgs:
     life_loss_terminal: bool = True
     """treat a lost life as terminal for learning (episodic life); the game goes on"""
     normalize_obs: bool = True
-    """normalize observations by running mean and standard deviation; vectors are clipped to +-5 with and without it"""
+    """normalize observations by running mean and standard deviation; vectors beyond 5 of them grow logarithmically"""
 
 
 @dataclass(frozen=True)

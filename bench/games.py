@@ -10,6 +10,7 @@ where an action is repeated with a probability of 0.25.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -190,7 +191,8 @@ def main() -> int:
 
     def run(game: str, seed: int) -> Result:
         name = f"games-{args.chapter}-{env_id_of(game, args.sticky)}-s{seed}"
-        folder = common.train([*commands[game], f"--seed={seed}"], args, name)
+        steps = args.steps if args.steps < settings["total_steps"] else math.inf
+        folder = common.train([*commands[game], f"--seed={seed}"], args, name, steps)
         summary = common.read_summary(folder)
         names = ("steps", "wall_seconds", "sps", "exit_reason", "weights_sha256")
         played = common.read_games(folder)

@@ -127,7 +127,7 @@ def reached(curve: Sequence[Sequence[float]], mark: float) -> float | None:
 def table(result: Result) -> str:
     """A line for each run, grouped by row of settings, and the medians of each row."""
     runs, marks = result["runs"], result["bench"]["marks"]
-    names = [name for name in COLUMNS if name == "minutes" or name in runs[0]]
+    names = [name for name in COLUMNS if name == "minutes" or any(name in run for run in runs)]
     lines = []
     for row in dict.fromkeys(run["row"] for run in runs):
         mine = sorted((run for run in runs if run["row"] == row), key=lambda run: run["seed"])
@@ -149,7 +149,7 @@ def figures(run: Result, names: Sequence[str], marks: Sequence[float]) -> dict[s
     """Columns of the table for one run."""
     seconds = run["wall_seconds"]
     run = {**run, "minutes": None if seconds is None else seconds / 60}
-    return {name: run[name] for name in names} | {f"to {mark:g}": reached(run["curve"], mark) for mark in marks}
+    return {name: run.get(name) for name in names} | {f"to {mark:g}": reached(run["curve"], mark) for mark in marks}
 
 
 def cells(found: dict[str, float | None]) -> list[str]:

@@ -88,7 +88,7 @@ class Policy:
 
     @torch.inference_mode()
     def _q(self, obs: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-        return allowed_q(self.forward(torch.from_numpy(obs))[0].float().numpy(), mask)
+        return allowed_q(self.forward(torch.from_numpy(obs))[0].numpy(), mask)
 
 
 def allowed_q(q: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
@@ -105,7 +105,7 @@ def random_actions(rng: np.random.Generator, shape: tuple[int, ...], mask: np.nd
 
 def q_values(net: nn.Module, batch: Batch) -> Tensor:
     """Return Q(s, a) [N] float32 of the actions that were taken."""
-    return net(batch.obs)[0].float().gather(1, batch.action[:, None]).squeeze(1)
+    return net(batch.obs)[0].gather(1, batch.action[:, None]).squeeze(1)
 
 
 @torch.no_grad()
@@ -114,7 +114,7 @@ def bootstrap_values(net: nn.Module, target_net: nn.Module, batch: Batch) -> Ten
 
     The argmax is over the actions that s' allows.
     """
-    next_q, next_target_q = net(batch.next_obs)[0].float(), target_net(batch.next_obs)[0].float()
+    next_q, next_target_q = net(batch.next_obs)[0], target_net(batch.next_obs)[0]
     assert next_q.shape == next_target_q.shape == (*batch.reward.shape, next_q.shape[-1]), next_q.shape
     if batch.next_mask.shape[1]:
         next_q = next_q.masked_fill(~batch.next_mask, -math.inf)

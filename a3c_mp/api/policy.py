@@ -62,6 +62,8 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
         if member is not None:
             state["net"] = net_of_member(state, member, algorithm)
         algo = VALUE_BASED.get(config["args"].get("algo", ""))
+        if genome := genome_of(state["net"]):  # also that of an algorithm of the user's own
+            algo = dqn if Genome.from_json(genome).family == "q" else None
         return TrainedRun(path, algorithm, algo, env_id, NetSpec.of_run(config["args"]), state)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
@@ -70,10 +72,14 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
 
 def architecture_of(run: TrainedRun) -> dict[str, Any]:
     """How `load_exported` makes the net again: for the metadata of an exported policy."""
-    if "_extra_state" in (net := run.state["net"]):
-        genome = bytes(net["_extra_state"].tolist()).decode()
-        return {"algo": "dqn" if run.algo else None, "genome": genome}
-    return {"algo": run.algo.__name__.rpartition(".")[2] if run.algo else None, "settings": run.net_spec._asdict()}
+    genome = genome_of(run.state["net"])
+    how = {"genome": genome} if genome else {"settings": run.net_spec._asdict()}
+    return {"algo": run.algo.__name__.rpartition(".")[2] if run.algo else None, **how}
+
+
+def genome_of(net: dict[str, Any]) -> str:
+    """The genome of a population's net, as JSON; empty for another chapter's."""
+    return bytes(net["_extra_state"].tolist()).decode() if "_extra_state" in net else ""
 
 
 def load_exported(path: Path) -> TrainedRun:
@@ -153,12 +159,12 @@ class TrainedPolicy:
 
         Args:
             obs: [*obs_shape] or [N, *obs_shape].
-            starts: whether it is the first of an episode, bool or bool [N]; without it the first call, the first one
-                after `reset`, and one with another N begin episodes. Only an LSTM needs it.
-            mask: `info["action_mask"]`, [choices] or [N, choices], where the environment gives it.
+            starts: whether an episode begins with it, bool or bool [N]; the first call, the first one after `reset`,
+                and one with another N begin episodes anyway. Only an LSTM needs it.
+            mask: `info["action_mask"]` as it is, or for N environments [N, choices], where the environment gives it.
 
         Raises:
-            ValueError: observations have another shape.
+            ValueError: observations or a mask have another shape.
         """
         obs, shape = np.asarray(obs, self.obs_space.dtype), self.obs_space.shape or ()
         is_single = obs.shape == shape
@@ -166,8 +172,9 @@ class TrainedPolicy:
             several = ", ".join(map(str, ("N", *shape)))
             raise ValueError(f"observations must be {shape} or [{several}] as `make_env` gives them, not {obs.shape}")
         obs = obs[None] if is_single else obs
-        begins = len(obs) != self._num if starts is None else starts
+        begins = True if len(obs) != self._num else starts is not None and starts
         self._num = len(obs)
+        mask = wrappers.mask_in({"action_mask": mask}, self.action_space) if is_single else mask
         masks = None if mask is None else np.asarray(mask, np.bool_).reshape(len(obs), -1)
         actions = self._act(obs, np.full(len(obs), begins), masks)
         return actions[0] if is_single else actions

@@ -162,11 +162,12 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets) -> dict[str, An
         if name not in presets:
             goal = wrappers.find_spec(env_id).reward_threshold
             found["stop_return"] = None if goal is None else float(goal)
+        if not is_atari and (name not in presets or wrappers.extras_of(env_id).wrapper):
+            obs_space, action_space = wrappers.spaces(env_id)
+            kinds = ["images"] if is_image(obs_space) else []
         if name not in presets and not is_atari:
             if type(None) in typing.get_args(typing.get_type_hints(args_class).get("reward_scale")):
                 found["reward_scale"] = None
-            obs_space, action_space = wrappers.spaces(env_id)
-            kinds = ["images"] if is_image(obs_space) else []
             kinds = ["continuous", *kinds] if isinstance(action_space, Box) else kinds or ["vectors"]
     except Stopped:
         raise

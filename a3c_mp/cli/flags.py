@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
+from a3c_mp.wrappers.ids import parsed
 
 OTHER_NAMES = {
     "total-steps": "total-timesteps n-timesteps total-env-steps train-for-env-steps max-steps num-timesteps timesteps",
@@ -63,6 +64,7 @@ class Rule(NamedTuple):
     setting: str  # a field; in chapters that lack it, the flags have an effect
     acts: Callable[[Any], bool]  # value of the setting -> whether they do
     fix: str
+    beside: str = ""  # a field without which, too, the flags have an effect
 
 
 RULES = (
@@ -70,11 +72,11 @@ RULES = (
     Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
     Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
     Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
+    Rule("adam-eps", "optimizer", lambda optimizer: optimizer == "adam", "use --rmsprop-eps", beside="rmsprop_eps"),
     Rule("epsilon ladder-exponent", "algo", lambda algo: algo != "ddpg", "add --algo dqn"),
     Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", lambda algo: algo == "ddpg", "use ddpg"),
     Rule("repeat-fraction", "update_epochs", lambda epochs: epochs > 1, "raise --update-epochs"),
     Rule("entropy-steps", "entropy_coef_end", lambda end: end is not None, "add --entropy-coef-end"),
-    Rule("explore-envs", "num_envs", lambda num_envs: num_envs > 1, "raise --num-envs: one of them never explores"),
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),
     Rule("eval-episodes eval-max-steps", "eval_every", bool, "add --eval-every"),
     Rule("replay-size", "replay_proportion", bool, "raise --replay-proportion"),
@@ -103,11 +105,15 @@ def check_unused(args: Any, given: Collection[str]) -> None:
             flag = flag_name(name)
             why = f"{' '.join(as_flag(rule.setting, settings[rule.setting]))} does not use it"
             raise ConfigError(flag, settings[name], why, f"{rule.fix}, or leave out --{flag}")
+    if "explore_envs" in given and settings["explore_envs"] and not args.explorers:
+        why = f"that is none of {args.num_envs} environments"
+        raise ConfigError("explore-envs", settings["explore_envs"], why, "raise it or --num-envs, or leave it out")
 
 
 def unused(settings: Mapping[str, Any]) -> dict[str, Rule]:
     """The settings that have no effect beside the others -> the rule that says so."""
-    idle = [rule for rule in RULES if rule.setting in settings and not rule.acts(settings[rule.setting])]
+    held = [rule for rule in RULES if {rule.setting, rule.beside or rule.setting} <= settings.keys()]
+    idle = [rule for rule in held if not rule.acts(settings[rule.setting])]
     return {flag.replace("-", "_"): rule for rule in idle for flag in rule.flags.split()}
 
 
@@ -115,7 +121,14 @@ def as_flag(name: str, value: Any) -> list[str]:
     """A setting as the words of a command line; a space before each of several values says that it is no flag."""
     flag = flag_name(name)
     if isinstance(value, Mapping):  # keyword arguments of an environment
-        value = [f"{key}={each if isinstance(each, str) else json.dumps(each)}" for key, each in value.items()]
+        value = [f"{key}={_as_text(each)}" for key, each in value.items()]
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     return [f"--{flag}", *(f" {each}" for each in value)] if isinstance(value, list | tuple) else [f"--{flag}={value}"]
+
+
+def _as_text(value: Any) -> str:
+    """A value as `parsed` reads it again, numpy's numbers too; what stands in braces in text is computed there."""
+    if isinstance(value, str) and ("{" in value or parsed(value) == value):
+        return value
+    return json.dumps(value, default=lambda number: number.item())

@@ -8,6 +8,8 @@ from torch import Tensor
 LARGEST_REWARD = 10.0
 """absolute reward that scaling ends at: where hardly any state has a return, their deviation says nothing"""
 
+FEW = 1_000
+
 
 class ReturnStats:
     """Mean and deviation of the discounted returns of all states so far, exact whenever their games have ended.
@@ -60,11 +62,15 @@ class ReturnStats:
         return 1 / min(max(self.deviation() or 1.0, least, 1e-30), 1e30)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums, "largest": self.largest, "open": self.open}
+        return {"sums": self.sums, "largest": self.largest, "open": self.open, "gamma": self.gamma}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`; games that are open in it are left out where there are other actors now."""
-        self.sums.copy_(state["sums"])
+        """Restore a `state_dict`; games that are open in it are left out where there are other actors now.
+
+        Returns of another discount factor count as no more than `FEW` states, so that those to come soon outweigh them.
+        """
+        is_same = state.get("gamma", self.gamma) == self.gamma
+        self.sums.copy_(state["sums"] * (1 if is_same else min(1.0, FEW / max(float(state["sums"][0]), 1.0))))
         self.largest.copy_(state["largest"])
-        if state["open"].shape == self.open.shape:
+        if is_same and state["open"].shape == self.open.shape:
             self.open.copy_(state["open"])

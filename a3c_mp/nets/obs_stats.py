@@ -87,7 +87,9 @@ class VectorStats:
         Returns (mean [1, *shape], deviation [1, *shape], 1 where all are equal; how many values are `FAR` from it). NaN
         and infinities are left out.
         """
-        values = obs[:: -(-obs.numel() // VALUES_AT_ONCE)].flatten(1).cpu().double()
+        if obs.numel() > VALUES_AT_ONCE:  # rows of all environments: no multiple of a step, which could be their number
+            obs = obs[torch.linspace(0, len(obs) - 1, max(len(obs) * VALUES_AT_ONCE // obs.numel(), 1)).long()]
+        values = obs.flatten(1).cpu().double()
         bins = self._bins(values)
         finite = values.isfinite()
         used = torch.bincount(bins[finite], minlength=self.moments.shape[1]).nonzero().squeeze(1)

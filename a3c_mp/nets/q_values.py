@@ -48,10 +48,10 @@ class DuelingQ(nn.Module):
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
-        """obs uint8 or float32 [B, ...] -> (q [B, A],)."""
+        """obs uint8 or float32 [B, ...] -> (q float32 [B, A],): their sum in bfloat16 would make actions equal."""
         features = self.torso(self.norm.convert(obs))
-        advantage = self.advantage(features)
-        return (self.value(features) + advantage - advantage.mean(dim=1, keepdim=True),)
+        advantage = self.advantage(features).float()
+        return (self.value(features).float() + advantage - advantage.mean(dim=1, keepdim=True),)
 
 
 class DDPGNet(nn.Module):

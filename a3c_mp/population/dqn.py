@@ -128,7 +128,7 @@ class Generation(MemberGeneration):
     def _step(self, epsilons: np.ndarray | float) -> None:
         obs, mask = self.obs, action_mask(self.env)
         with autocast(self.args.precision, self.net):
-            q = dqn.allowed_q(self.net(torch.from_numpy(obs).to(self.device))[0].float().cpu().numpy(), mask)
+            q = dqn.allowed_q(self.net(torch.from_numpy(obs).to(self.device))[0].cpu().numpy(), mask)
         explores = self.exploration.random(len(q)) < epsilons
         action = np.where(explores, dqn.random_actions(self.exploration, q.shape, mask), q.argmax(axis=1))
         self.obs, reward, terminated, truncated, infos = self.env.step(action)

@@ -39,7 +39,7 @@ class Args(RewardArgs, CommonArgs):
     chapter = "population"
     actors_flag = "population"
     actor_name = "member"
-    fixed: ClassVar[tuple[str, ...]] = ("algo", "population", "num_envs", "generation_steps")
+    fixed = (*CommonArgs.fixed, "algo", "population", "num_envs", "generation_steps")
     actors_learn = True
     family: ClassVar[Literal["q", "actor_critic"]] = "q"
     """nets: action values, with a target net; or a policy and a value"""

@@ -86,13 +86,17 @@ class LearnerGroup:
         self.all_reduce_mean([*(parameter.grad for parameter in parameters if parameter.grad is not None), loss])
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The tensors [N, ...] of all learners, concatenated in the order of ranks: [size * N, ...]."""
+        """The tensors [N, ...] of all learners, whose N may differ, concatenated in the order of ranks."""
         if self.size == 1:
             return tensor
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        nums = [torch.empty(1, dtype=torch.int64, device=tensor.device) for _ in range(self.size)]
         with losing_peers():
-            dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
+            dist.all_gather(nums, torch.full_like(nums[0], len(tensor)))
+            padded = tensor.new_zeros(int(max(nums)), *tensor.shape[1:])  # the operation needs equal shapes
+            padded[: len(tensor)] = tensor
+            parts = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(parts, padded)
+        return torch.cat([part[: int(num)] for part, num in zip(parts, nums, strict=True)])
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
         """The data of all learners, of any length, in the order of ranks; nothing is pickled."""

@@ -43,7 +43,7 @@ def step(net, optimizer, group):
     rng = torch.Generator().manual_seed(0)
     samples = torch.randn(24, 3, generator=rng), torch.rand(24, generator=rng)
     obs, weights = (part.chunk(group.size)[group.rank] for part in samples)
-    net.norm.update(group.all_gather(obs))
+    net.norm.update(group.all_gather(samples[0].tensor_split([9])[group.rank] if group.size > 1 else samples[0]))
     net.zero_grad()
     logits, values = net(obs)
     advantages = normalize(values.detach() - logits.detach()[:, 0], weights, group.all_reduce_mean)

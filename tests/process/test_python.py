@@ -17,11 +17,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from gymnasium.spaces import Box, MultiDiscrete
 from harness import BUSY_SECONDS, IMPALA, ROOT, default_signals
 
 import a3c_mp
 from a3c_mp import wrappers
-from a3c_mp.api import policy
+from a3c_mp.api import policy, training
 from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.run import followed
 
@@ -99,6 +100,20 @@ def test_callbacks_hear_of_a_run_and_its_result_says_how_it_ended(chapter, tmp_p
     assert [callback.calls for callback in callbacks] == 2 * [[*CALLS, ("end", result)]]
     assert (result.folder, result.solved, result.steps, result.mean_return) == (tmp_path / "r", True, 7, 1.5)
     assert result.exit_reason == result.summary["exit_reason"] == "solved"
+
+
+def test_a_confirmation_is_no_evaluation():
+    recorder = Recorder()
+    assert training.call_hooks([recorder], 4, {"eval/confirmed_mean": 2.0})
+    assert not recorder.calls
+
+
+def test_a_mask_may_be_in_parts_as_an_environment_gives_it():
+    one, seen = policy.TrainedPolicy.__new__(policy.TrainedPolicy), []
+    vars(one).update(obs_space=Box(-1.0, 1.0, (3,)), action_space=MultiDiscrete([2, 3]), _num=0)
+    vars(one)["_act"] = lambda obs, starts, mask: seen.append(mask) or np.zeros((1, 2))
+    one(np.zeros(3), mask=(np.array([1, 0]), np.array([0, 1, 1])))
+    assert seen[0].tolist() == [[True, False, False, True, True]]
 
 
 @pytest.mark.parametrize("hook", ["update", "evaluation"])
@@ -231,6 +246,9 @@ def test_the_policy_of_a_net_with_state_remembers_each_environment(run_inline):
         one.reset()
         assert [one(obs) for obs in game.tolist()] == [actions[number] for actions in expected]
     assert one.make_env().action_space.contains(one(games[0, 0], starts=True))
+    one.reset()
+    assert one(games[0, 0], starts=False) == expected[0][0], "a new episode all the same"
+    assert np.array_equal(several(games[:2, 0], starts=np.array([False, True])), expected[0][:2]), "another number"
     with pytest.raises(ValueError, match=re.escape("observations must be (4,) or [N, 4]")):
         one(games)
 

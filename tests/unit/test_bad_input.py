@@ -160,6 +160,8 @@ impala | --replay-proportion 0 --replay-size 9 | replay-size=9: --replay-proport
 a3c_grad | --sync --max-lag 3 | max-lag=3: with --sync or --deterministic each
 apex_dqn | --deterministic --blocks-per-actor 4 | blocks-per-actor=4: --deterministic does not use it; leave out --dete
 a3c_data | --n-step 8 | n-step=8: --returns=gae does not use it; add --returns nstep
+impala | --optimizer rmsprop --adam-eps 1e-3 | adam-eps=0.001: --optimizer=rmsprop does not use it; use --rmsprop-eps
+a3c_data | --num-envs 3 --explore-envs 0.15 | explore-envs=0.15: that is none of 3 environments; raise it or --num-envs
 a3c_grad | --sync --grads-per-step 5 | grads-per-step=5:
 apex_dqn | --replay-size 100 --learning-starts 9 | replay-size=100: each of
 apex_ddpg | --env-id CartPole-v1 | env-id=CartPole-v1: its actions are Disc
@@ -492,6 +494,7 @@ def old(finished, tmp_path, capfd):
     [
         ("--algo ddpg --env-id Pendulum-v1", "was made with algorithm apex_dqn, not apex_ddpg"),
         ("--env-id Acrobot-v1", "was made with env_id CartPole-v1, not Acrobot-v1"),
+        ("--no-normalize-obs", "normalize-obs=False: the run in old/apex_dqn has True"),
     ],
 )
 def test_a_resumed_run_stays_what_it_was(bad, message, old, refused):

@@ -16,12 +16,12 @@ from harness import ALL_CHAPTERS
 from a3c_mp.algorithms import apex_settings
 from a3c_mp.algorithms.actor_critic_settings import PPOArgs
 from a3c_mp.cli import parse_args, parse_plain
-from a3c_mp.cli.flags import OTHER_NAMES
+from a3c_mp.cli.flags import OTHER_NAMES, as_flag
 from a3c_mp.cli.parser import parse_int
 from a3c_mp.config import FORMAT, Between, CommonArgs, Count, Fraction, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
-from a3c_mp.wrappers import Extras, extras_of
+from a3c_mp.wrappers import Extras, extras_of, split_id, with_kwargs
 
 HERE = Path.cwd()
 
@@ -179,6 +179,14 @@ def test_both_ways_to_give_keyword_arguments_are_the_same(register):
     assert refused("--env-kwargs", "size").startswith("env-kwargs=size: must be name=value; for instance")
 
 
+def test_keyword_arguments_from_python_keep_their_types():
+    given = {"a": "1", "b": "true", "c": "null", "d": "text", "e": 2.5, "f": [1, "2"], "g": None}
+    _, *pairs = as_flag("env_kwargs", given | {"h": np.int64(3), "i": "sim-{actor}"})
+    _, found = split_id(with_kwargs("A-v0", [pair.strip() for pair in pairs]))
+    assert found.pop("i") in ("sim--1", "sim--2"), "computed where the environment is made"
+    assert found == given | {"h": 3}
+
+
 def test_what_is_done_to_an_environment_is_in_its_id_and_settings_follow_what_it_then_gives():
     flags = ["--env-id", "CarRacing-v3", "--frame-size", "84", "--obs-keys", "a", "b", "--env-kwargs", "lap=1"]
     flags += ["--wrapper", "m:A,shape=(8, 9),x=a b", "--wrapper", "m:B"]
@@ -187,6 +195,9 @@ def test_what_is_done_to_an_environment_is_in_its_id_and_settings_follow_what_it
     assert args.env_id.startswith("CarRacing-v3?lap=1#wrapper=m:A,shape=(8,+9),x=a+b&wrapper=m:B&obs_keys=a&")
     assert extras_of(args.env_id) == Extras(("m:A,shape=(8, 9),x=a b", "m:B"), ("a", "b"), 84)
     assert parse_args(PPOArgs, {}, "", ["--env-id", args.env_id]).env_id == args.env_id
+    wrapper = ["--wrapper", "gymnasium.wrappers:AtariPreprocessing", "--frame-stack", "4"]
+    args = parse_args(PPOArgs, {"PongNoFrameskip-v4": {"gamma": 0.5}}, "", ["--env-id", "PongNoFrameskip-v4", *wrapper])
+    assert (args.net, args.gamma) == ("a3c", 0.5), "a preset is for images here, too"
     pytest.importorskip("Box2D")  # gymnasium has no wheel of it for Python 3.14
     args = parse_args(
         PPOArgs, {}, "", ["--env-id", "CarRacing-v3", "--wrapper", "gymnasium.wrappers:FlattenObservation"]

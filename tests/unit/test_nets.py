@@ -19,6 +19,7 @@ from a3c_mp.nets import precision
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.layers import LSTMCore, is_image
 from a3c_mp.nets.obs_norm import KNEE, VALUES_AT_ONCE, ObsNorm
+from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.weights import Weights
 
 SMALL_IMAGE = (2, 36, 36)  # the smallest that the convolutions take
@@ -66,6 +67,14 @@ def test_running_statistics_are_those_of_all_data_at_once(chunks, image, mean, d
     np.testing.assert_allclose(mean[0], data.mean(axis=0), rtol=1e-4, atol=1e-3)
     expected = data.std(axis=0)
     np.testing.assert_allclose(deviation[0], expected if image or len(data) > 1 else 1.0, rtol=1e-3, atol=1e-3)
+
+
+def test_of_wide_vectors_all_environments_enter_the_statistics():
+    """Rows are those of T steps of B environments, of which some are left out."""
+    offsets = 10.0 * torch.arange(8).repeat(256)[:, None]
+    mean, deviation, _ = ObsNorm((348,), None).stats.update(offsets + torch.zeros(2048, 348))
+    assert mean.mean().item() == pytest.approx(35, abs=4)
+    assert deviation.mean().item() == pytest.approx(offsets.std().item(), rel=0.1)
 
 
 def test_vectors_come_out_with_mean_zero_and_deviation_one():
@@ -227,6 +236,15 @@ def test_nets_compute_in_the_format_of_their_weights_or_of_autocast(net, obs):
 def is_bfloat16(outputs):
     """Whether outputs, which are float32 always, were computed in bfloat16."""
     return all(out.dtype == torch.float32 and torch.equal(out, out.bfloat16().float()) for out in outputs)
+
+
+def test_in_bfloat16_too_actions_of_nearly_the_same_value_stay_apart():
+    net, obs = DuelingQ(SMALL_IMAGE, 6, SMALL_IMAGE), pixels(50)
+    nn.init.constant_(net.value[-1].bias, 5.0)
+    expected, found = net(obs)[0].argmax(dim=1), net.bfloat16()(obs)[0]
+    assert found.dtype == torch.float32
+    assert all(len(q.unique()) == 6 for q in found)
+    assert (found.argmax(dim=1) == expected).float().mean() > 0.8
 
 
 @pytest.mark.parametrize("space", [Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (2, 3, 4))], ids=["image", ""])

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a3c_mp.maths.return_stats import ReturnStats
+from a3c_mp.maths.return_stats import FEW, ReturnStats
 from a3c_mp.maths.returns import cut_truncated, gae, n_step_returns, vtrace
 
 GAMMA = 0.97
@@ -180,6 +180,17 @@ def test_the_statistics_of_returns_continue_from_a_checkpoint_and_with_other_act
         assert restored.sums[0] == 12
     whole.forget(0)
     assert not whole.open.any()
+
+
+def test_returns_of_another_discount_factor_are_soon_outweighed():
+    """As where a run is resumed with `--gamma`."""
+    before, after, new = ReturnStats(0.5, 1, 2), ReturnStats(0.99, 1, 2), ReturnStats(0.99, 1, 2)
+    for stats in (before, after, new):
+        if stats is after:
+            after.load_state_dict(before.state_dict())
+        stats.update(0, torch.ones(10 * FEW, 2), (torch.arange(10 * FEW) % 200 == 199)[:, None].expand(-1, 2))
+    assert after.deviation() == pytest.approx(new.deviation(), rel=0.1)
+    assert before.deviation() < 0.1 * new.deviation()
 
 
 @pytest.mark.parametrize("reward", [0.0, 1e-300, 1e-30, 1e30, 1e155, 1e300])
