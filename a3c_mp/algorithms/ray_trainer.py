@@ -127,6 +127,7 @@ class Joining:
         sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
         own_node = [f"--{name}={size}" for name, size in sizes.items()]
         with Session(address, run.log, own_node, args.placement) as session:
+            session.is_restart = self.start.restarts > 0
             if args.trainer_gpus:
                 check_gpu(args, session.reserve_gpu(args.trainer_gpus))
             nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""

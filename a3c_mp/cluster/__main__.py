@@ -54,8 +54,8 @@ def head(args: argparse.Namespace) -> int:
     host = check_host(args.host or LOOPBACK_HOST)
     cluster = ClusterAddress(f"{host}:{args.port}", str(find_token(args.token_file, make=True)))
     check_port("port", cluster.address, host, args.port, "choose another --port, or --host")
-    text = f"head of a cluster at {cluster.address}; its token is in {cluster.token_file}\non other machines: "
-    text += f"python -m a3c_mp.cluster join {cluster.address} --token-file FILE"
+    text = f"head of a cluster at ADDRESS; its token is in {cluster.token_file}\non other machines: "
+    text += "python -m a3c_mp.cluster join ADDRESS --token-file FILE"
     return run_node(args, cluster, host, ["--head", f"--port={args.port}", "--include-dashboard=false"], text)
 
 
@@ -64,7 +64,7 @@ def join(args: argparse.Namespace) -> int:
     cluster = find_cluster(args.address, args.token_file)
     check_cluster(cluster)
     host = check_host(args.host) if args.host else own_host(cluster.address)
-    return run_node(args, cluster, host, [f"--address={cluster.address}"], f"joined the cluster at {cluster.address}")
+    return run_node(args, cluster, host, [f"--address={cluster.address}"], "joined the cluster at ADDRESS")
 
 
 def status(args: argparse.Namespace) -> int:
@@ -80,14 +80,19 @@ def status(args: argparse.Namespace) -> int:
 
 
 def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, options: list[str], text: str) -> int:
-    """Run a node until a signal (0), or until one of its main processes ends (1); `text` says that it has started."""
+    """Run a node until a signal (0), or until one of its main processes ends (1).
+
+    `text` says that it has started, at the ADDRESS that it tells: of port 0 another one was chosen.
+    """
     for signum in SIGNALS:
         signal.signal(signum, lambda *_: sys.exit(0))
     given = {"num-cpus": args.num_cpus, "num-gpus": args.num_gpus}
     sizes = [f"--{name}={size}" for name, size in given.items() if size is not None]
     options += [f"--node-ip-address={host}", *sizes, *port_options(args.node_ports, args.num_cpus)]
     with closing(Node(options, environment(cluster))) as node:
-        node.wait_for_start()
+        address = node.wait_for_start()
+        cluster = cluster._replace(address=address) if cluster.address.endswith(":0") else cluster
+        text = text.replace("ADDRESS", cluster.address)
         started, found = time.monotonic(), save_address(cluster, node)
         if found != cluster:
             text += f"\n--address auto stays the one at {found.address}: give this one with --address"

@@ -70,7 +70,7 @@ class Fleet:
         self.restarts, self.needs = 0, needs
         self._ledger = SlotLedger(num_workers, options)
         self._looked = time.monotonic()
-        self._first_nodes = frozenset(session.state.nodes)
+        self._first_nodes = frozenset(session.state.nodes) if not session.is_restart else frozenset()
         self._refused: set[str] = set()  # nodes that joined later, but cannot do this work
 
     def __enter__(self) -> Fleet:

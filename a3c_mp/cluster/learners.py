@@ -45,11 +45,13 @@ class RayLearner:
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def run(
-        self, target: Callable[..., None], group: LearnerGroup, args: tuple, rendezvous: tuple, placement: str
-    ) -> str:
+        self, target: Callable[..., None], group: LearnerGroup, args: tuple, rendezvous: tuple, placement: str,
+        is_restart: bool,
+    ) -> str:  # fmt: skip
         """Run `target(group, session, *args)`; returns why that is not possible here, if it is not."""
         try:
             with ActorSession(None, logging.Logger("learner"), placement=placement) as session:
+                session.is_restart = is_restart
                 group.connect(*rendezvous)
                 target(group, session, *args)
         except PeerLost:
@@ -137,7 +139,7 @@ class RayLearners(Learners):
         free = {**dict(nodes[first:]), **dict(nodes[:first])}
         actor = session.start(self._actor_class, (), self.needs, free, name=f"learner {rank}", order="pack")
         args = self.run.args, self.run.steps, self.run.updates, *self.parts
-        run = self.target, group, args, self._rendezvous(rank), session.placement
+        run = self.target, group, args, self._rendezvous(rank), session.placement, session.is_restart
         pipe, end = mp.Pipe(duplex=False)
         return RayProcess(session, actor, run, end), pipe
 

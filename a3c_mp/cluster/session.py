@@ -54,6 +54,7 @@ class Session:
         self.state = ClusterState()  # the last answer of the head
         self.answered = time.monotonic()  # when it came
         self.is_lost = False  # there will be no further one
+        self.is_restart = False  # of its run, to which nodes may have come that are not used
         self.ray: Any = None  # the module; it reads the environment when it is imported
         self._address = ""  # HOST:PORT of the head
         self._node: Node | None = None  # of a cluster of its own
@@ -73,7 +74,9 @@ class Session:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, on_sigterm)  # `ray.init` replaces it
         threading.Thread(target=self._watch_head, name="ray-watchdog", daemon=True).start()
-        self.wait_for(lambda: bool(self.state.nodes))
+        if not self.wait_for(lambda: bool(self.state.nodes), BUSY_SECONDS):
+            why = f"its head has not answered for {BUSY_SECONDS:.0f} s"
+            raise ConfigError("address", self._address, why, "start it again, or wait until it is less busy")
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -102,9 +105,9 @@ class Session:
         for duty in self.duties:
             duty()
 
-    def wait_for(self, condition: Callable[[], bool]) -> bool:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = ANSWER_SECONDS) -> bool:
         """Wait until something follows from an answer of the head, or should have. Returns whether it does."""
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + seconds
         while not (found := condition()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS / 10)
         return found

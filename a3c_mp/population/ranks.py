@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from ipaddress import ip_address
@@ -42,9 +42,12 @@ class Ranks(LearnerGroup):
         super().__init__(rank, size)
         self._connections = select.poll()
 
-    def watch(self) -> None:
-        """Watch the connections to other ranks, which are all of this process but those to the launcher's store."""
-        for name in os.listdir("/proc/self/fd"):
+    def watch(self, besides: Collection[str]) -> None:
+        """Watch the connections to other ranks: all of this process but those to the launcher's store and `besides`.
+
+        The latter are names in /proc/self/fd of what was open before: the connections of an environment, say.
+        """
+        for name in {*os.listdir("/proc/self/fd")}.difference(besides):
             with suppress(OSError, IndexError):  # it is no connection, or a Unix socket
                 connection = socket.socket(fileno=int(name))
                 try:
@@ -75,6 +78,7 @@ def join(args: Args) -> Ranks:
     os.environ["GLOO_SOCKET_IFNAME"] = find_interface(os.environ)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(os.getppid(), signal.SIGTERM)  # the launcher, which may be killed
+    before = os.listdir("/proc/self/fd")
     _find_others(rank, size, args.hang_seconds)
     group = Ranks(rank, size)
     settings = {name: repr(value) for name, value in vars(args).items() if name not in PLACE}
@@ -84,7 +88,7 @@ def join(args: Args) -> Ranks:
         if differing := differences(theirs, first, MUST_AGREE | dict.fromkeys(settings, sys.maxsize))[0]:
             fix = "start all ranks with the same flags and versions; on one machine by one command"
             raise ConfigError("RANK", number, f"differs from rank 0: {differing}", fix)
-    group.watch()
+    group.watch(before)
     return group
 
 

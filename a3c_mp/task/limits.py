@@ -22,7 +22,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from a3c_mp.task.endpoint import Endpoint, KeyPair
-from a3c_mp.task.sockets import FAILED, Frames, Listener
+from a3c_mp.task.sockets import FAILED, HEARTBEAT_MS, Frames, Listener
 
 STRANGERS = 64  # most connections that have not joined; with one more, the oldest is shut down
 STRANGER_BYTES = 64 * 2**10  # most that one of them may send
@@ -34,7 +34,8 @@ READ_BYTES = 2**20  # most that the program reads in one go, if that is more tha
 PERIOD, PERIOD_STRANGERS = 0.02, 0.005
 """seconds between two looks at the counters, and while some have not joined; one core decrypts 0.7 MB in 1 ms"""
 DISCARD_SECONDS = 0.01  # longest time to discard messages in one go
-HANDSHAKE_BYTES = 4096  # more than a handshake and heartbeats make a difference between the two counts
+HANDSHAKE_BYTES = 4096  # more than a handshake makes a difference between the two counts
+HEARTBEAT_BYTES = 82  # a PING and a PONG, encrypted
 TCP_COUNTERS = struct.Struct("=QQ"), 120  # bytes_acked, bytes_received of struct tcp_info (Linux 4.1)
 
 
@@ -64,7 +65,9 @@ class Connection:
     def waiting(self) -> int:
         """Bytes that wait here to be read by this program, or to be acknowledged by the other end."""
         acked, received = self.counters()
-        return max(received - self.read + max(self.written - acked, 0) - HANDSHAKE_BYTES - self.allowance, 0)
+        heartbeats = int(((self.ended or time.monotonic()) - self.since) * 1000 / HEARTBEAT_MS) * HEARTBEAT_BYTES
+        unread = max(received - self.read - heartbeats, 0)  # zmq reads heartbeats itself
+        return max(unread + max(self.written - acked, 0) - HANDSHAKE_BYTES - self.allowance, 0)
 
     def counters(self) -> tuple[int, int]:
         """Bytes that the other end has acknowledged, and that it has sent."""

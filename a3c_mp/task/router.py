@@ -31,6 +31,7 @@ DROPPED = "node.dropped"  # to a node that did not read: it has to join again
 WELCOME_SECONDS = 10.0  # longest wait for node 0 over TCP, where authentication fails without a word
 LOCAL_WELCOME_SECONDS = 60.0  # the same on this machine, where it may be busy with its start
 PROBE_SECONDS = 0.5  # between two looks whether nodes are gone
+LAST_WORDS_SECONDS = 2.0  # longest time in which what a node has sent before its end is read, where much arrives
 BATCH = 500  # most messages of a socket in one look
 ZERO_COPY_RECV = 10  # option of zmq: without it, no message holds the 8 KiB that it has arrived in
 LINGER_MS = 1500  # longest wait at the end for what is on its way
@@ -174,6 +175,7 @@ class Hub(Router):
     def __init__(self, endpoint: Endpoint, log: logging.Logger | None = None):
         super().__init__(endpoint, log)
         self._numbers, self._probed = itertools.count(endpoint.num_nodes), 0.0  # the former: of nodes that join
+        self._lost: dict[bytes, float] = {}  # sessions that have ended, and when that was seen
 
     @property
     def addresses(self) -> list[str]:
@@ -187,21 +189,22 @@ class Hub(Router):
                 self._ports.append(Listener(self._context, address))
 
     def _read(self) -> None:
-        lost = []
         if time.monotonic() - self._probed > PROBE_SECONDS:
             self._probed = time.monotonic()
             # zmq does not report the end of a session, but an empty message to a node that is gone fails.
             for token, link in self._links.items():
                 with suppress(zmq.Again):  # it does not read, and is dropped with the next real message
                     if not link.port.send(token, [b""]):
-                        lost.append(token)
+                        self._lost.setdefault(token, self._probed)
             for token, port in list(self._dropped.items()):
                 with suppress(zmq.Again):
                     port.send(token, encode(DROPPED, []))
                     del self._dropped[token]
         have_read_all = [self._read_port(port) for port in self._ports]
-        for token in lost if all(have_read_all) else ():  # what has arrived before their end can still be read
-            self._end(token)
+        for token, since in [*self._lost.items()]:  # what has arrived before their end can still be read
+            if all(have_read_all) or time.monotonic() - since > LAST_WORDS_SECONDS:
+                del self._lost[token]
+                self._end(token)
 
     def _on_protocol(self, port: Listener, token: bytes, event: str, args: list) -> None:
         """Let a node in, at its hello."""
@@ -246,7 +249,7 @@ class Spoke(Router):
     differs = ""  # of its versions from those of node 0, without harm
 
     def _open(self, key: KeyPair | None) -> None:
-        self._key, self._instance, self._failures = key, os.urandom(8).hex(), 0
+        self._key, self._instance, self._failures, self._attempts = key, os.urandom(8).hex(), 0, itertools.count()
         self._dial()
         address, local = self.endpoint.dials, not is_tcp(self.endpoint.dials)
         seconds = LOCAL_WELCOME_SECONDS if local else WELCOME_SECONDS
@@ -266,7 +269,7 @@ class Spoke(Router):
         self._received = [message for message in self._received if message.event != JOINED]
 
     def _dial(self) -> None:
-        self._ports = [dialer := Dialer(self._context, self.endpoint.dials, self._key)]
+        self._ports = [dialer := Dialer(self._context, self.endpoint.dials, self._key, next(self._attempts))]
         dialer.send(dialer.token, encode(HELLO, [self.endpoint.number, self.endpoint.versions, self._instance]))
 
     def _redial(self) -> None:

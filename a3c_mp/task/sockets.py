@@ -7,6 +7,7 @@ another one has a socket and a token of its own, so nothing that was sent in the
 import errno
 import logging
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task.endpoint import KeyPair
+from a3c_mp.task.endpoint import KeyPair, check_tcp
 from a3c_mp.task.wire import PART
 
 MAX_FRAME = PART + 1024  # bytes, with what encryption adds; zmq allocates no memory for a larger frame
@@ -123,7 +124,7 @@ class Listener(_Port):
 class Dialer(_Port):
     """A DEALER socket that is connected to one address, for one session."""
 
-    def __init__(self, context: zmq.Context, address: str, key: KeyPair | None):
+    def __init__(self, context: zmq.Context, address: str, key: KeyPair | None, attempt: int = 0):
         super().__init__(context, zmq.DEALER)
         self._monitor = self.socket.get_monitor_socket(FAILED | ENDED | zmq.Event.HANDSHAKE_SUCCEEDED)
         self.token, self._opened = os.urandom(16), time.monotonic()
@@ -133,7 +134,7 @@ class Dialer(_Port):
         if key is not None:
             self.socket.curve_publickey, self.socket.curve_secretkey = key
             self.socket.curve_serverkey = key.public
-            self.socket.ipv6 = True
+            self.socket.ipv6 = _uses_ipv6(address, attempt)
         self.socket.connect(address)
 
     def send(self, token: bytes, frames: Frames) -> None:
@@ -170,3 +171,12 @@ class Dialer(_Port):
 
 def _has_more(socket: zmq.Socket) -> bool:
     return bool(int(socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def _uses_ipv6(address: str, attempt: int) -> bool:
+    """Whether to dial over IPv6: zmq dials one address of a name, so attempts take turns where it has both kinds."""
+    try:
+        families = {family for family, *_ in socket.getaddrinfo(check_tcp("attach-to", address)[0], None)}
+    except OSError:
+        return True
+    return socket.AF_INET6 in families and (len(families) == 1 or attempt % 2 == 0)

@@ -497,6 +497,33 @@ def test_what_a_node_may_have_waiting_is_allowed_to_it(listening, net, tape):
     assert not tape.messages
 
 
+def test_a_node_that_is_gone_is_missed_also_while_others_send_more_than_is_read(listening, net, monkeypatch):
+    monkeypatch.setattr(router_module, "LAST_WORDS_SECONDS", 0.5)
+    monkeypatch.setattr(Hub, "_read_port", lambda hub, port, read=Hub._read_port: read(hub, port) and False)
+    hub, end = listening
+    net.leave(net.enter(end))
+    net.wait_until(lambda: [event for _, event, _ in net.inboxes[hub]] == [JOINED, LEFT])
+
+
+def test_heartbeats_are_not_taken_for_what_waits_to_be_read(listening, net, monkeypatch, tape):
+    """200 times as many as in a run: these are those of more than an hour."""
+    for module in (sockets_module, limits_module):
+        monkeypatch.setattr(module, "HEARTBEAT_MS", 10)
+    hub, end = listening
+    net.enter(end)
+    (connection,) = hub._ports[-1]._by_token.values()
+    net.wait_until(lambda: connection.counters()[1] > limits_module.HANDSHAKE_BYTES + 50_000)
+    assert connection.waiting() == 0
+
+
+@pytest.mark.parametrize(
+    ("families", "attempts"), [((2, 10), [True, False, True]), ((2,), [False] * 3), ((10,), [True] * 3)]
+)
+def test_a_name_with_addresses_of_both_kinds_is_dialed_at_both_in_turns(families, attempts, monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: [(family, None) for family in families])
+    assert [sockets_module._uses_ipv6("tcp://hub:50515", attempt) for attempt in range(3)] == attempts
+
+
 @pytest.mark.parametrize("other", [os.pipe, lambda: [each.detach() for each in socket.socketpair()]])
 def test_the_number_of_a_connection_that_has_ended_may_be_another_file_s(other):
     numbers, files = other(), "/proc/self/fd"
