@@ -33,6 +33,7 @@ from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.curves import Curve, Group, band_of, grouped, read_curve
 from a3c_mp.run.mean_return import short_return
+from a3c_mp.run.run_dir import write_together
 from a3c_mp.run.script import exit_with
 
 AXES = {"steps": "agent steps", "minutes": "minutes"}
@@ -257,7 +258,7 @@ def main() -> int:
         )
     figure = (plot_lineages if args.lineage else plot_curves)(args)
     try:
-        figure.savefig(args.out, dpi=150)
+        write_together({args.out: lambda file: figure.savefig(file, dpi=150, format=args.out.suffix[1:])})
     except OSError as error:
         raise ConfigError("out", args.out, f"it cannot be written ({error.strerror})", "choose another") from error
     print(args.out)

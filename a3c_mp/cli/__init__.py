@@ -31,6 +31,8 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
     given, others = read_flags(args_class, sys.argv[1:] if argv is None else argv)
     if others:
         raise refusal(others, args_class)
+    if given.get("resume", "") is None:
+        del given["resume"]
     wants_help, make, here = given.pop("help", False), typing.cast(Any, args_class), start_here()
     if (folder := run_to_continue(given, make.runs_dir)) is not None and "resume" not in given:
         given = {name: value for name, value in given.items() if name not in PLACE} | {"resume": folder}

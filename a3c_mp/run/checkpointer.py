@@ -101,7 +101,10 @@ class Checkpointer:
 
     def save(self) -> None:
         """Write a checkpoint; a failure costs a warning, and the previous one stays."""
-        progress, state = self.progress, self.state_dict()
+        progress = self.progress
+        if progress.is_best:
+            progress.evals.best = {}  # its net is no longer the best one
+        state = self.state_dict()
         try:
             if progress.is_best:  # first: the state says so already; without what only a resume needs
                 best = {name: part for name, part in state.items() if name != "extra"}
@@ -118,6 +121,7 @@ class Checkpointer:
         one; at most every `BEST_SECONDS`."""
         if not self.progress.is_best or time.monotonic() - self._best_seconds < BEST_SECONDS:
             return
+        self.progress.evals.best = {}
         state, self._best_seconds = self.progress.state_dict(), time.monotonic()
         try:
             checkpoint.save(self.folder, state | {"net": self.net.state_dict()}, "best", **self.origin)

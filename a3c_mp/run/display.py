@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import math
 import sys
 import time
 from datetime import timedelta
@@ -17,6 +16,7 @@ from a3c_mp.processes.prints import prints
 PRINTED_LINES = 1_000
 """lines in `run.log` of what child processes print: an environment that prints in each step would fill the disk"""
 LINE_SECONDS = 10.0  # time between progress lines in `run.log`, and on the console where there is no terminal
+FOREVER = 1e10  # seconds, of which a `timedelta` cannot hold as many as one likes
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red"}
 
 
@@ -33,7 +33,7 @@ class Display:
 
     def show(self, steps: int, line: str, seconds_left: float) -> None:
         """Show the steps, a line of figures, and the time until the budget is spent (s; inf if unknown)."""
-        eta = str(timedelta(seconds=max(int(seconds_left), 0))) if math.isfinite(seconds_left) else "-"
+        eta = str(timedelta(seconds=max(int(seconds_left), 0))) if seconds_left < FOREVER else "-"
         if self.has_bar:
             console.show(steps, self.total_steps, line, eta)
         if time.monotonic() - self.last_line >= LINE_SECONDS:

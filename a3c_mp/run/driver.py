@@ -26,7 +26,7 @@ from a3c_mp.run.banner import resume_command
 from a3c_mp.run.display import open_log
 from a3c_mp.run.preflight import check_learners
 from a3c_mp.run.run import Run
-from a3c_mp.run.run_dir import name_of_new
+from a3c_mp.run.run_dir import new_folder, refuse_unwritable
 
 VARIABLE = "A3C_MP_START"  # environment variable of trainer 0: its `Start` as JSON
 
@@ -78,8 +78,9 @@ def drive(args: CommonArgs) -> int:
     for signum in SIGNALS:
         if signum not in IGNORED_AT_START:
             signal.signal(signum, forward)
-    name = name_of_new(args, args.algorithm)
-    folder, place = (args.resume, []) if args.resume else (args.runs_dir / name, [f"--run-name={name}"])
+    with refuse_unwritable(args, args.runs_dir):
+        folder = args.resume or new_folder(args, args.algorithm)
+    place = [] if args.resume else [f"--run-name={folder.name}"]
     restarts, since = 0, time.monotonic()
     while not received:
         began = time.time()
@@ -90,6 +91,8 @@ def drive(args: CommonArgs) -> int:
         for number in received:  # while it was started
             trainer.send_signal(number)
         code = trainer.wait()
+        with suppress(OSError):
+            os.rmdir(folder if place else "")  # if it is empty: the trainer was refused
         if not (lost := how_lost(trainer, folder, began)):
             return code if code >= 0 else 128 - code
         if received:

@@ -1,6 +1,7 @@
 """`episodes.csv`: one line for each finished game; `plot.py` and the benchmarks read it."""
 
 import logging
+import math
 import os
 import re
 from contextlib import suppress
@@ -24,7 +25,7 @@ class EpisodeRow(NamedTuple):
 
 
 HEADER = ",".join(EpisodeRow._fields) + "\n"
-NUMBER, COUNT = r"(-?\d+(?:\.\d+)?(?:e[+-]\d\d)?)", r"(\d{1,18})"
+NUMBER, COUNT = r"(-?\d+(?:\.\d+)?(?:e[+-]\d{2,3})?)", r"(\d{1,18})"
 LINE = re.compile(",".join([COUNT, NUMBER, COUNT, NUMBER, COUNT]))
 """what is not damaged: finite, and counts fit into an int64"""
 
@@ -43,7 +44,8 @@ def _read(path: Path) -> tuple[list[EpisodeRow], int]:
     lines = path.read_bytes().decode("ascii", errors="replace").split("\n")[:-1]
     found = [LINE.fullmatch(line) for line in lines[lines[:1] == [HEADER.rstrip()] :]]
     rows = [EpisodeRow(int(m[1]), float(m[2]), int(m[3]), float(m[4]), int(m[5])) for m in found if m]
-    return rows, found.count(None)
+    rows = [row for row in rows if math.isfinite(row.episode_return)]
+    return rows, len(found) - len(rows)
 
 
 class EpisodeLog:

@@ -161,13 +161,19 @@ class Evaluations:
         return {"eval_count": self.finished, **own, **results}
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.SAVED}
+        return {**{name: getattr(self, name) for name in self.SAVED}, "games": self._games}
+
+    @property
+    def _games(self) -> list[int]:
+        """What a result must have in common with another one to be compared with it."""
+        return [self.args.eval_episodes, self.args.eval_max_steps, evaluation_seed(self.args)]
 
     def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
-        """Continue at this number of agent steps."""
+        """Continue at this number of agent steps; the best result is forgotten if evaluations have other games now."""
         for name in self.SAVED:
             setattr(self, name, state[name])
         if self.every:
+            self.best = self.best if state.get("games", self._games) == self._games else {}
             soonest = self._multiple_after(steps)
             self.next_steps = min(self.next_steps or soonest, soonest)  # it may be overdue
 

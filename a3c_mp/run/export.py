@@ -25,6 +25,7 @@ from a3c_mp.errors.describe import describe
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import num_outputs, num_params
 from a3c_mp.run.evaluate import Policy
+from a3c_mp.run.run_dir import write_atomically, write_together
 from a3c_mp.seeds import seed_global_generators
 from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, Identity, is_atari, make_env, mask_in, num_choices
 from a3c_mp.wrappers.actions import PlainActions
@@ -139,7 +140,7 @@ def write_onnx(
         )
     assert program is not None
     program.model.metadata_props.update({name: json.dumps(value) for name, value in description.items()})
-    program.save(path, external_data=False)
+    write_together({path: lambda file: program.save(file.name, external_data=False)})
 
 
 def write_safetensors(path: Path, net: nn.Module, description: Mapping[str, Any]) -> None:
@@ -149,7 +150,7 @@ def write_safetensors(path: Path, net: nn.Module, description: Mapping[str, Any]
     from safetensors.torch import save
 
     tensors = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
-    path.write_bytes(save(tensors, {name: json.dumps(value) for name, value in description.items()}))
+    write_atomically(path, save(tensors, {name: json.dumps(value) for name, value in description.items()}))
 
 
 def open_rendered(env_id: str, video: Path | None) -> gymnasium.Env:

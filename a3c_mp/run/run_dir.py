@@ -86,22 +86,37 @@ def check_new(args: CommonArgs, folder: Path) -> None:
 
 
 def new_folder(args: CommonArgs, algorithm: str) -> Path:
-    """The folder of a new run. Raises ConfigError for a name that is no plain folder name, or of another folder."""
-    check_name(name := name_of_new(args, algorithm))
-    folder = args.runs_dir / name
+    """The folder of a new run. Raises ConfigError for a name that is no plain folder name, or of another folder.
+
+    Without `--run-name` it is made here: of runs that start in the same second each gets a name of its own.
+    """
+    if args.run_name is None:
+        env = re.sub(r"[^\w.-]", "_", args.env_id)[:100]
+        name, number = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}", 1
+        while True:
+            folder = args.runs_dir / (name if number == 1 else f"{name}-{number}")
+            with suppress(FileExistsError):
+                folder.mkdir(parents=True)
+                return folder
+            number += 1
+    check_name(args.run_name)
+    folder = args.runs_dir / args.run_name
     foreign = {path.name for path in folder.glob("*")}
-    if foreign and not foreign & {".lock", "config.json"}:
+    if foreign and ".lock" not in foreign and not _has_config(folder):
         why = f"{folder} is not a run folder: it holds {min(foreign)}"
-        raise ConfigError("run-name", name, why, "choose another name")
+        raise ConfigError("run-name", args.run_name, why, "choose another name")
     return folder
 
 
-def name_of_new(args: CommonArgs, algorithm: str) -> str:
-    """The name of a run that starts now."""
-    if args.run_name is not None:
-        return args.run_name
-    env = re.sub(r"[^\w.-]", "_", args.env_id)[:100]
-    return f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+def _has_config(folder: Path) -> bool:
+    """Whether there is a `config.json` of a run, or a damaged one."""
+    try:
+        content = json.loads((folder / "config.json").read_text())
+        return isinstance(content, dict) and "format" in content
+    except ValueError:
+        return True
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -53,7 +53,8 @@ class EventFile:
     def describe(self, steps: int, settings: Mapping[str, Any]) -> None:
         """Write a table of settings, and which curves are plotted first."""
         rows = [f"|{name}|{value}|" for name, value in settings.items()]
-        table = text("hyperparameters", "\n".join(["|setting|value|", "|-|-|", *rows]))
+        lines = "\n".join(["|setting|value|", "|-|-|", *rows])
+        table = text("hyperparameters", lines.encode(errors="backslashreplace").decode())  # of a path, any bytes
         plots = custom_scalars({"main curves": {title: ["Multiline", tags] for title, tags in MAIN_CURVES.items()}})
         self._write([{"step": steps, "summary": table}, {"step": steps, "summary": plots}])
 

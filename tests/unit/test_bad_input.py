@@ -414,6 +414,7 @@ NAMES = {
     "a line break": ("a\nb", "run-name=a b: must be a plain folder name"),
     "too long": ("x" * 300, "must be a plain folder name"),
     "a foreign folder": ("thesis", "run-name=thesis: thesis is not a run folder: it holds chapter.tex; choose"),
+    "a foreign config.json": ("bert", "run-name=bert: bert is not a run folder: it holds config.json; choose"),
     "a finished run": ("run", "run-name=run: run holds a run already; choose another name, or --resume run"),
     "a file": ("notes.txt", "notes.txt cannot be written (File exists)"),
 }
@@ -424,6 +425,8 @@ NAMES = {
 def test_run_names(main, flags, name, message, refused, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").touch()
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"hidden_size": 768}')
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").touch()
     (tmp_path / "notes.txt").touch()

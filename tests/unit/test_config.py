@@ -179,6 +179,10 @@ def test_both_ways_to_give_keyword_arguments_are_the_same(register):
     assert refused("--env-kwargs", "size").startswith("env-kwargs=size: must be name=value; for instance")
 
 
+def test_no_run_to_resume_may_be_said():
+    assert parse("--resume", "none") == parse()
+
+
 def test_keyword_arguments_from_python_keep_their_types():
     given = {"a": "1", "b": "true", "c": "null", "d": "text", "e": 2.5, "f": [1, "2"], "g": None}
     _, *pairs = as_flag("env_kwargs", given | {"h": np.int64(3), "i": "sim-{actor}"})

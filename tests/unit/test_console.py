@@ -109,9 +109,11 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(tmp_path, capsys):
     display.show(10, "return 1", 5.0)
     display.last_line -= LINE_SECONDS
     display.show(20, "return 2", 5.0)
+    display.last_line -= LINE_SECONDS
+    display.show(30, "return 3", 1e18)
     display.close()
     assert console.drain(10)
-    assert capsys.readouterr().out == "20 steps  return 2  ETA 0:00:05\n"
+    assert capsys.readouterr().out == "20 steps  return 2  ETA 0:00:05\n30 steps  return 3  ETA -\n"
 
 
 def test_on_a_terminal_progress_lines_go_to_run_log_only(tmp_path, monkeypatch):

@@ -69,7 +69,17 @@ def test_a_full_disk_costs_a_warning_never_the_run_nor_the_lines_around_it(still
         assert steps[-1] == 100
 
 
+def test_a_return_of_any_size_is_a_line(path, log):
+    episodes = EpisodeLog(path, 0, log)
+    returns = [1e-131, -1e-300, 1e300, -1e-05, 0.0]
+    for value in returns:
+        episodes.add(10, 1.0, 0, Episode(value, 5))
+    episodes.close()
+    assert [row.episode_return for row in read_episodes(path)] == returns
+
+
 DAMAGED_LINES = {
+    "no finite number": b"150,1.50,1,1e+999,5",
     "a word": b"15x,1.50,1,150,5",
     "too few fields": b"150,2.0",
     "too many fields": b"150,1.50,1,150,5,6",

@@ -139,6 +139,9 @@ def test_a_resumed_run_counts_on_and_the_next_one_may_be_overdue():
         assert again.state_dict() == evals.state_dict()
         assert again.summary() == evals.summary()
     assert (again.next_steps, again.best_mean, again.summary()["eval_weights_sha256"]) == (200, 2.0, "abc")
+    stricter = Evaluations(replace(ARGS, eval_episodes=50))
+    stricter.load_state_dict(evals.state_dict(), 250)
+    assert (stricter.best, stricter.last) == ({}, evals.last), "it was the best of other games"
     off = Evaluations(CommonArgs())
     assert (off.summary(), off.end_round(10**9), off.is_solved) == ({}, True, False)
 
@@ -243,7 +246,7 @@ def test_a_run_that_is_solved_by_evaluation_ends_with_the_weights_that_passed_an
         behind.append(saved != run.progress.evals.best)
 
     each_round(compare)
-    flags = ["--stop-eval-return", "501", "--total-steps", "4000"]
+    flags = ["--stop-eval-return", "501", "--total-steps", "10000"]  # time for an evaluator to start
     further = run_inline("train_a3c_data.py", "--resume", "runs/r", *flags)
     assert further.summary["exit_reason"] == "total_steps"
     assert further.evals["count"] > 1

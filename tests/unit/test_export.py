@@ -10,7 +10,7 @@ import pytest
 import torch
 from envs import Env
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatten
-from harness import ROOT
+from harness import ROOT, files_no_longer_than
 
 from a3c_mp.algorithms import ddpg, dqn
 from a3c_mp.nets.build import DEFAULT_NET, NetSpec, make_actor_critic
@@ -195,6 +195,9 @@ def test_numpy_alone_can_use_the_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     net = trained(make_actor_critic(VECTOR, CHOICE), VECTOR)
     write_safetensors(tmp_path / "policy.safetensors", net, {"env_id": "X-v0"})
+    with files_no_longer_than(64), pytest.raises(OSError, match="too large"):  # costs no file
+        write_safetensors(tmp_path / "policy.safetensors", net, {"env_id": "Y-v0"})
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.safetensors"]
     obs = 9 * np.stack([VECTOR.sample() for _ in range(NUMBER)])  # some are far from the mean
     np.testing.assert_array_equal(run_block("weights.py")["choose"](obs), net(torch.from_numpy(obs))[0].argmax(1))
     header = (tmp_path / "policy.safetensors").read_bytes()

@@ -133,6 +133,12 @@ def test_a_checkpoint_that_another_start_has_written_meanwhile_is_not_replaced(a
         a_run(replace(args, resume_or_start=True))
 
 
+def test_runs_without_a_name_that_start_in_the_same_second_have_folders_of_their_own(args, monkeypatch):
+    monkeypatch.setattr(folder.time, "strftime", lambda form: "20300101-000000")
+    names = [ten_steps(a_run(replace(args, run_name=None))).folder.name for _ in range(3)]
+    assert names == [f"test-CartPole-v1-s1-20300101-000000{end}" for end in ("", "-2", "-3")]
+
+
 @pytest.mark.parametrize("moment", range(4))
 def test_the_loser_of_two_simultaneous_starts_says_that_the_run_is_in_use(moment, args):
     """Whatever the winner has made of its folder so far."""
