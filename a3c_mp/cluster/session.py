@@ -75,6 +75,7 @@ class Session:
                 signal.signal(signal.SIGTERM, on_sigterm)  # `ray.init` replaces it
         threading.Thread(target=self._watch_head, name="ray-watchdog", daemon=True).start()
         if not self.wait_for(lambda: bool(self.state.nodes), BUSY_SECONDS):
+            self.__exit__()
             why = f"its head has not answered for {BUSY_SECONDS:.0f} s"
             raise ConfigError("address", self._address, why, "start it again, or wait until it is less busy")
         return self

@@ -24,6 +24,7 @@ import play
 import plot
 import train_a3c_data
 import train_apex
+import train_task
 from a3c_mp.api import policy
 from a3c_mp.cli.parser import plain_type
 from a3c_mp.config import bounds_of, check_ranges, flag_name
@@ -403,6 +404,13 @@ def test_the_environment_that_is_tried_out_is_closed_in_every_case(changes, regi
     with suppress(ConfigError):  # actors report errors of its own
         probe_env(register(changes={**changes, "close": lambda self: closed.append(True)}), Discrete)
     assert closed == [True]
+
+
+def test_a_net_that_is_too_large_for_a_message_is_refused_before_others_join(refused, monkeypatch):
+    monkeypatch.setattr("a3c_mp.algorithms.roles.MAX_TENSOR", 100_000)
+    flags = "--env-id CartPole-v1 --num-envs 2 --unroll-length 4 --batch-size 4 --hidden 256 256 --key-file k"
+    line = refused(train_task.main, [*flags.split(), "--listen", "tcp://127.0.0.1:0"])
+    assert line.startswith("error: net=nature: its weights have 539,700 bytes"), line
 
 
 # ---- folders

@@ -195,6 +195,15 @@ def session(monkeypatch, log):
     session.ray.shutdown()
 
 
+def test_a_head_that_does_not_answer_is_waited_for_and_then_refused(session, monkeypatch):
+    monkeypatch.setattr("a3c_mp.cluster.session.BUSY_SECONDS", 0.1)
+    for name in ("_connect", "_watch_head"):
+        monkeypatch.setattr(session, name, lambda: None)
+    session.state, session._address = ClusterState(), "10.0.0.1:6379"
+    with pytest.raises(ConfigError, match=r"address=10.0.0.1:6379: its head has not answered for 0 s; start it again"):
+        session.__enter__()
+
+
 @pytest.fixture
 def make_replay(session):
     """Makes the trainer's end of shards, each a Ray actor; `make(number)` gives a shard."""
