@@ -8,7 +8,7 @@ from torch import Tensor
 LARGEST_REWARD = 10.0
 """absolute reward that scaling ends at: where hardly any state has a return, their deviation says nothing"""
 
-FEW = 1_000
+FEW = 1_000  # states that returns of another discount factor count for at most
 
 
 class ReturnStats:
