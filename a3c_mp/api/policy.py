@@ -66,7 +66,7 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
             algo = dqn if Genome.from_json(genome).family == "q" else None
         return TrainedRun(path, algorithm, algo, env_id, NetSpec.of_run(config["args"]), state)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
-        if not path.exists():  # the run has written a better one meanwhile
+        if find_checkpoint(run, newest=member is not None)[1] != path:  # the run has written a better one meanwhile
             return load_run(run, member)
         why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ConfigError("run", run, why, "name another run or checkpoint") from error
