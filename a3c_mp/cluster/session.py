@@ -106,9 +106,9 @@ class Session:
         for duty in self.duties:
             duty()
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = ANSWER_SECONDS) -> bool:
+    def wait_for(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
         """Wait until something follows from an answer of the head, or should have. Returns whether it does."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + (ANSWER_SECONDS if seconds is None else seconds)
         while not (found := condition()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS / 10)
         return found
