@@ -517,7 +517,7 @@ def test_heartbeats_are_not_taken_for_what_waits_to_be_read(listening, net, monk
 
 
 @pytest.mark.parametrize(
-    ("families", "attempts"), [((2, 10), [True, False, True]), ((2,), [False] * 3), ((10,), [True] * 3)]
+    ("families", "attempts"), [((2, 10), [True, False, True]), ((2,), [True] * 3), ((10,), [True] * 3)]
 )
 def test_a_name_with_addresses_of_both_kinds_is_dialed_at_both_in_turns(families, attempts, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: [(family, None) for family in families])
