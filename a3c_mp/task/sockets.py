@@ -174,7 +174,7 @@ def _has_more(socket: zmq.Socket) -> bool:
 
 
 def _uses_ipv6(address: str, attempt: int) -> bool:
-    """Whether to dial over IPv6, which finds IPv4 too, but one address of a name: if it has both, attempts alternate."""
+    """Whether to dial over IPv6, which finds IPv4 too, but one address of a name: where it has both, they alternate."""
     try:
         families = {family for family, *_ in socket.getaddrinfo(check_tcp("attach-to", address)[0], None)}
     except OSError:
