@@ -40,7 +40,8 @@ from bench.records import RESULTS, Result
 
 LOOK_SECONDS = 5.0
 """how long it is measured what other processes do"""
-PONG, CARTPOLE, LANDER, PENDULUM = "PongNoFrameskip-v4", "CartPole-v1", "LunarLander-v3", "Pendulum-v1"
+PONG, BREAKOUT = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"
+CARTPOLE, LANDER, PENDULUM = "CartPole-v1", "LunarLander-v3", "Pendulum-v1"
 MINUTES = {"a3c_grad": 8, "apex_dqn": 17, "impala": 5, "task": 12, "population_ppo": 17, "ray_impala": 6}
 """chapter -> minutes to 18 on Pong"""
 OTHERS = ("sb3_a2c", "sb3_ppo", "cleanrl_ppo", "sample_factory", "rl_games", "rllib")
@@ -69,6 +70,7 @@ ROWS = [
     *(solved(chapter, PENDULUM, 10, 0.8) for chapter in ("a3c_data", "impala", "population_ppo")),
     solved("a3c_data", LANDER, 3, 3, "--total-steps=1_000_000 --reward-scale=0.1"),
     solved("population_ppo", LANDER, 5, 2),
+    solved("a3c_data", BREAKOUT, 2, 80),
     Row("games", "games-sticky", 10, games, "--sticky --seeds=3"),
     Row("games", "games-plain", 10, games, "--seeds=1"),
     Row("peers", "peers-rates", 1.7, peers, f"--seconds=75 --seeds=3 --rows a3c_data {' '.join(OTHERS)}"),
