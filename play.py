@@ -122,7 +122,9 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
         text = f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games"
         print(f"{text} (with exploration, in part by earlier weights)")
         scores = [game.episode_return for game in played]
-        if not (args.sampled or run.algo) and np.mean(returns) - np.mean(scores) > max(np.std(returns), np.std(scores)):
+        is_cut = any(game.length >= args.max_steps for game in played)
+        is_worse = np.mean(returns) - np.mean(scores) > max(np.std(returns), np.std(scores))
+        if is_worse and not (args.sampled or run.algo or is_cut):
             print("that is much more than these greedy games: --sampled plays with the policy's own probabilities")
 
 
@@ -145,8 +147,8 @@ def print_scores(played: Sequence[Episode], args: Args) -> None:
 def main() -> int:
     args, here = parse_plain(Args, __doc__), start_here()  # an environment may leave the current folder
     args = replace(args, video=args.video and here / args.video, export=args.export and here / args.export)
-    if args.export is not None and (args.window or args.video is not None):
-        raise ConfigError("export", args.export, "it plays no game", "leave --video and --window out")
+    if args.export is not None and (args.window or args.random or args.video is not None):
+        raise ConfigError("export", args.export, "it plays no game", "leave --video, --window and --random out")
     run = load_run(args.run, args.member)
     if args.export is not None:
         export_policy(run, args.export)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from a3c_mp.cli import parse_plain
@@ -125,13 +126,18 @@ def read_all(folders: tuple[Path, ...], read: Callable[[Path], Any]) -> list[Any
     return runs
 
 
+def as_text(name: str) -> str:
+    """A name as matplotlib draws it: between two dollar signs it would read mathematics."""
+    return name.replace("$", r"\$")
+
+
 def draw(axis: Any, groups: list[Group], x_name: str) -> None:
     """Draw each group: the mean over its runs, dotted where some runs have ended unsolved, and the range as a band."""
     for label, runs in groups:
         band = band_of(runs, x_name)
         whole = band.number == len(runs)
         marker = "o" if np.ptp(band.x) == 0 else None  # a line from a point to itself would be invisible
-        label = textwrap.fill(label, 40)
+        label = as_text(textwrap.fill(label, 40))
         (line,) = axis.plot(band.x, np.where(whole, band.mean, np.nan), label=label, marker=marker)
         if not whole.all():
             axis.plot(band.x, band.mean, color=line.get_color(), linestyle=":")
@@ -201,7 +207,7 @@ def draw_lineage(figure: Any, tree: Any, rates: Any, lineage: Lineage) -> None:
                 axis.scatter(*points, c=[colors[m] for m in members], marker=marker, label=kind, zorder=2)
         axis.grid(alpha=0.3)
         axis.xaxis.get_major_locator().set_params(integer=True)
-    tree.set(title=f"{lineage.name}, {lineage.members[-1].steps:,} agent steps", ylabel="place")
+    tree.set(title=f"{as_text(lineage.name)}, {lineage.members[-1].steps:,} agent steps", ylabel="place")
     tree.yaxis.get_major_locator().set_params(integer=True)
     tree.invert_yaxis()
     tree.legend(fontsize="small", loc="upper center", ncols=8, bbox_to_anchor=(0.5, -0.06))
@@ -234,7 +240,7 @@ def plot_curves(args: Args) -> Any:
     headings = "environment", "runs", f"mean of the last {args.window} games", "steps to the goal", "minutes"
     shown = Table(*headings, box=None)
     for row in table(games, args.goal):
-        shown.add_row(*row)
+        shown.add_row(*map(escape, row))  # a name may have brackets
     Console(width=None if sys.stdout.isatty() else 160).print(shown)
     figure = new_figure(14, 4 * len(games))
     rows = figure.subplots(len(games), len(AXES), squeeze=False, sharey="row")
@@ -242,7 +248,7 @@ def plot_curves(args: Args) -> Any:
         for axis, x_name in zip(axes, AXES, strict=True):
             draw(axis, groups, x_name)
             draw_goal(axis, groups, args.goal)
-            axis.set_title(env_id)
+            axis.set_title(as_text(env_id))
         axes[0].set_ylabel("mean episode return")
         axes[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

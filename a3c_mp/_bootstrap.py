@@ -68,7 +68,8 @@ def is_script() -> bool:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main is None:  # `python -m` imports the package of the module first
         return "a3c_mp.cluster" in sys.orig_argv
-    return Path(main).resolve().parent == CHAPTERS or Path(main).name == "a3c-mp"
+    is_named = Path(main).name.startswith(("train_", "play.py", "plot.py"))  # a user's program may lie beside them
+    return (is_named and Path(main).resolve().parent == CHAPTERS) or Path(main).name == "a3c-mp"
 
 
 def end_on_interrupt(signum: int, frame: FrameType | None) -> NoReturn:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds o
 
 from a3c_mp.cli import parse_own
 from a3c_mp.config import Between, Count
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.run.script import exit_with
 from bench import common
 from bench.records import markdown_table
@@ -100,6 +101,9 @@ def run_trial(trial: optuna.Trial, args: Args, command: list[str]) -> float:
     flags, results = [word for name, value in chosen.items() for word in common.flag_of(name, value)], []
     for seed in range(1, args.seeds + 1):
         folder = args.runs_dir / f"{args.study}-trial-{trial.number}-s{seed}"
+        if folder.exists():
+            why, fix = f"{folder} is there already", "choose another name, or another --runs-dir"
+            raise ConfigError("study", args.study, why, fix)
         place = [f"--runs-dir={folder.parent}", f"--run-name={folder.name}", f"--seed={seed}"]
         reporting = trial if seed == 1 else None
         results.append(train(reporting, [*command, *flags, *place], folder, settings.total_steps))
@@ -150,11 +154,18 @@ def main() -> int:
     except ImportError:
         raise ConfigError("study", args.study, "optuna is not installed", "pip install optuna") from None
     optuna.logging.set_verbosity(optuna.logging.INFO if args.trials else optuna.logging.WARNING)
-    study = optuna.create_study(
-        study_name=args.study, storage=f"sqlite:///{args.out}", direction="maximize", load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=args.sampler_seed),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=args.startup_trials),
-    )  # fmt: skip
+    if not args.trials and not args.out.exists():
+        raise ConfigError("out", args.out, "there is no such file", "name one with studies, or give --trials")
+    place = {"study_name": args.study, "storage": f"sqlite:///{args.out}"}
+    make = partial(optuna.create_study, direction="maximize", load_if_exists=True)
+    try:
+        study = (make if args.trials else optuna.load_study)(
+            **place, sampler=optuna.samplers.TPESampler(seed=args.sampler_seed),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=args.startup_trials),
+        )  # fmt: skip
+    except Exception as error:  # sqlalchemy's, of many kinds; a KeyError where there is no such study
+        why = f"study {args.study} cannot be opened there ({one_line(error)[:200]})"
+        raise ConfigError("out", args.out, why, "name another file, in a folder that is there, or a study") from error
     if args.trials:
         command = [*common.CHAPTERS[args.chapter], *flags]
         own = searched(common.trainer_settings(command), command[1:])  # bad flags end the search here
@@ -162,10 +173,19 @@ def main() -> int:
         if before != shlex.join(command):
             why = f"its trials are of another command: {before}"
             raise ConfigError("study", args.study, why, "choose another name")
-        if not study.trials:
-            study.enqueue_trial(own)  # the first trial
+        alike = [trial for trial in study.trials if trial.system_attrs.get("fixed_params") == own]
+        if all(trial.state.name == "FAIL" for trial in alike):
+            study.enqueue_trial(own)  # the first trial, or the next if that did not end
         study.set_user_attr("command", shlex.join(command))
-        study.optimize(lambda trial: run_trial(trial, args, command), n_trials=args.trials)
+
+        def objective(trial: optuna.Trial) -> float:
+            try:
+                return run_trial(trial, args, command)
+            except SystemExit:  # a signal; of other errors optuna keeps a record itself
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                raise
+
+        study.optimize(objective, n_trials=args.trials)
     show(study)
     return 0
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from gymnasium.envs import registration
 
-from a3c_mp._bootstrap import CHAPTERS, PARENT_VARIABLE
+from a3c_mp._bootstrap import CHAPTERS, PARENT_VARIABLE, end_on_interrupt
 from a3c_mp.api.policy import TrainedPolicy, load_policy
 from a3c_mp.cli.flags import as_flag
 from a3c_mp.errors import ConfigError, TrainingError
@@ -81,7 +81,10 @@ def train(
     if VARIABLE in os.environ:
         why = "a process of a run imports the script that started it, and this call with it"
         raise ConfigError("train", "", why, 'put the call below if __name__ == "__main__":')
-    hooks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    if signal.getsignal(signal.SIGINT) is end_on_interrupt:  # the program is a train_*.py beside the chapters
+        with suppress(ValueError):  # not on the main thread
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    hooks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
     script = find_script(chapter)
     given = {"env_id": id_of(env_id)} if env_id is not None else {}
     words = [word for name, value in (given | settings).items() for word in as_flag(name, value)]

@@ -205,6 +205,7 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         why = f"{path} belongs to another chapter, {algorithm}"
         raise ConfigError("resume", folder, why, "resume it with the script that started it")
     words = [word for name, value in saved.items() if name not in given for word in as_flag(name, value)]
+    others: list[str] = []
     try:
         settings, others = read_flags(args_class, words)
         if others:
@@ -212,7 +213,8 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         check_ranges(args_class(**settings))
     except ConfigError as error:
         why = f"{path} has {error.given}: {error.why}"
-        raise ConfigError("resume", folder, why, "correct it there, or give its flag now") from None
+        fix = "remove it there" if others else "correct it there, or give its flag now"
+        raise ConfigError("resume", folder, why, fix) from None
     for name in args_class.fixed:
         if name in given and given[name] != saved.get(name, given[name]):
             raise ConfigError(flag_name(name), given[name], f"the run in {folder} has {saved[name]}", "leave it out")

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -128,7 +129,16 @@ def as_flag(name: str, value: Any) -> list[str]:
 
 
 def _as_text(value: Any) -> str:
-    """A value as `parsed` reads it again, numpy's numbers too; what stands in braces in text is computed there."""
+    """A value as `parsed` reads it again, numpy's and paths too; what stands in braces in text is computed there."""
     if isinstance(value, str) and ("{" in value or parsed(value) == value):
         return value
-    return json.dumps(value, default=lambda number: number.item())
+    return json.dumps(value, default=_as_json)
+
+
+def _as_json(value: Any) -> Any:
+    """A value of another kind as JSON has it. Raises ConfigError for what it has not."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):  # numpy's, torch's
+        return value.tolist()
+    raise ConfigError("env-kwargs", value, "must be a number, text, True, False, None, or a list or dict of them")

@@ -20,6 +20,7 @@ from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 
 REPEATABLE = {"wrapper"}  # fields whose flags add up; of others the last one counts
+SWITCHES = "switches take no value: --NAME turns one on, --no-NAME off"
 
 
 def read_flags(args_class: type, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -27,7 +28,9 @@ def read_flags(args_class: type, argv: Sequence[str]) -> tuple[dict[str, Any], l
     try:
         found, others = make_parser(args_class).parse_known_intermixed_args([_plain(word) for word in argv])
     except argparse.ArgumentError as error:
-        raise ConfigError((error.argument_name or "").partition("/")[0].lstrip("-"), "", error.message) from None
+        name = (error.argument_name or "").partition("/")[0].lstrip("-")
+        why = SWITCHES if error.message.startswith("ignored explicit argument") else error.message
+        raise ConfigError(name, "", why) from None
     return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()}, others
 
 
@@ -137,7 +140,7 @@ def refusal(others: Sequence[str], args_class: type) -> ConfigError:
         return ConfigError(name.lstrip("-"), value, "there is no such flag", suggestion(name.lstrip("-"), flags))
     fix = "see --help"
     if word.lower() in ("true", "false", "yes", "no", "on", "off"):
-        fix = "switches take no value: --NAME turns one on, --no-NAME off"
+        fix = SWITCHES
     elif "env-id" in flags and re.fullmatch(r".+-v\d+(\?.*)?|\w+:.+", word):
         fix = f"perhaps --env-id {word}"
     return ConfigError("arguments", word, "a value without a flag", fix)

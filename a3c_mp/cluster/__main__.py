@@ -15,6 +15,7 @@ from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, read_
 from a3c_mp.cluster.node import LOOPBACK_HOST, ClusterAddress, Node, check_installed, environment
 from a3c_mp.cluster.ports import check_host, check_port, open_ports, own_host, port_options
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.console import discard_output
 from a3c_mp.processes.spawn import SIGNALS
 
 PORT = 6399
@@ -31,8 +32,8 @@ def main() -> int:
         command.set_defaults(run=run)
         command.add_argument("--token-file", type=Path, help="the cluster's secret; default: ray_token in ~/.a3c_mp")
         if run is not status:
-            command.add_argument("--num-cpus", type=int, help="places for actors; default: the cores of this machine")
-            command.add_argument("--num-gpus", type=int, help="GPUs for actors; default: those of this machine")
+            command.add_argument("--num-cpus", type=number, help="places for actors; default: this machine's cores")
+            command.add_argument("--num-gpus", type=number, help="GPUs for actors; default: this machine's")
             default = "loopback only" if run is head else "that from which it connects to the head"
             command.add_argument("--host", help=f"address of this machine for other nodes; default: {default}")
             what = "ports of this node, for a firewall; default: any"
@@ -47,6 +48,13 @@ def main() -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def number(text: str) -> int:
+    """A number of CPUs or GPUs."""
+    if (found := int(text)) < 0:
+        raise argparse.ArgumentTypeError("must be 0 or more")
+    return found
 
 
 def head(args: argparse.Namespace) -> int:
@@ -97,7 +105,10 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
         if found != cluster:
             text += f"\n--address auto stays the one at {found.address}: give this one with --address"
         try:
-            print(text, flush=True)
+            try:
+                print(text, flush=True)
+            except OSError:  # nobody reads it
+                discard_output(sys.stdout)
             if host != LOOPBACK_HOST:
                 print(f"warning: {open_ports(args, host)}", file=sys.stderr, flush=True)
             while not node.has_ended(seconds=1.0):

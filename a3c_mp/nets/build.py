@@ -38,7 +38,7 @@ class NetSpec(NamedTuple):
     def of_run(cls, saved: Mapping[str, Any]) -> NetSpec:
         """From the settings in a run's config.json."""
         found = cls(**{name: saved[name] for name in cls._fields if name in saved})
-        return found._replace(hidden=tuple(found.hidden))
+        return found._replace(hidden=tuple(map(int, found.hidden)))
 
 
 DEFAULT_NET = NetSpec()

@@ -50,6 +50,7 @@ def read_curve(folder: Path, window: int) -> Curve:
         algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
         seed, is_named = int(config["args"]["seed"]), not re.search(r"-s\d+-\d{8}-\d{6}", folder.name)
         goal, settings["commit"] = settings.pop("stop_return", None), config.get("commit")
+        goal = None if goal is None else float(goal)
         episodes = read_episodes(folder / "episodes.csv")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         missing = f", {Path(error.filename).name} is missing" if isinstance(error, FileNotFoundError) else f" ({error})"

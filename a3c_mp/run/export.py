@@ -20,7 +20,7 @@ from gymnasium.spaces.utils import flatdim
 from torch import Tensor, nn
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.errors.describe import describe
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import num_outputs, num_params
@@ -129,15 +129,19 @@ def write_onnx(
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            ExportedPolicy(net, action_space).eval(),
-            inputs,
-            dynamo=True,
-            verbose=False,
-            dynamic_shapes=(batch, (batch,)) if lstm_size else (batch,),
-            input_names=["obs", "state"][: len(inputs)],
-            output_names=["action", "output", "next_state"][: 1 + len(inputs)],
-        )
+        try:
+            program = torch.onnx.export(
+                ExportedPolicy(net, action_space).eval(),
+                inputs,
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes=(batch, (batch,)) if lstm_size else (batch,),
+                input_names=["obs", "state"][: len(inputs)],
+                output_names=["action", "output", "next_state"][: 1 + len(inputs)],
+            )
+        except Exception as error:  # a net of the user's own
+            why = f"this net cannot be exported as ONNX ({one_line(error.__cause__ or error)[:300]})"
+            raise ConfigError("export", path, why, "use a name that ends in .safetensors") from error
     assert program is not None
     program.model.metadata_props.update({name: json.dumps(value) for name, value in description.items()})
     write_together({path: lambda file: program.save(file.name, external_data=False)})
@@ -149,7 +153,7 @@ def write_safetensors(path: Path, net: nn.Module, description: Mapping[str, Any]
         raise ConfigError("export", path, "safetensors is not installed", "pip install safetensors")
     from safetensors.torch import save
 
-    tensors = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
+    tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in net.state_dict().items()}
     write_atomically(path, save(tensors, {name: json.dumps(value) for name, value in description.items()}))
 
 
@@ -229,7 +233,8 @@ def record_episode(
             raise ConfigError("video", path, why, "have render() return images of one size")
         video.append_data(frame)
 
-    fps, shapes = 60 // FRAME_SKIP if is_atari(env_id) else int(env.metadata.get("render_fps", 30)), list[Any]()
+    fps = 60 // FRAME_SKIP if is_atari(env_id) else max(1, round(env.metadata.get("render_fps") or 30))
+    shapes = list[Any]()
     unfinished = path.with_name(f".unfinished-{os.getpid()}.mp4")
     try:
         video: Any = imageio.get_writer(unfinished, fps=fps, codec="libx264", macro_block_size=2)

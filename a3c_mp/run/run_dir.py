@@ -157,6 +157,8 @@ def describe_run(args: CommonArgs, algorithm: str, folder: Path, steps: int) -> 
     now = datetime.now(UTC).isoformat(timespec="seconds")
     path = folder / "config.json"
     earlier = json.loads(path.read_text()).get("starts", []) if path.exists() else []
+    if not isinstance(earlier, list) or not all(isinstance(each, dict) and "args" in each for each in earlier):
+        earlier = []  # edited by hand
     starts = [*earlier, {"time": now, "steps": steps, **start}]
     return {"format": FORMAT, "algorithm": algorithm, **start, "starts": starts}
 

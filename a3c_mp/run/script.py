@@ -30,7 +30,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a script's `main` and end the process with its exit code, whatever an environment has left running.
 
     A ConfigError becomes one line and code 2, NothingToDo one line and code 0, a signal that `main` does not handle
-    code 128 + its number, any other error a traceback and code 1.
+    code 128 + its number, output that nobody reads 128 + SIGPIPE, any other error a traceback and code 1.
     """
     threads = threading.enumerate()
     for signum in SIGNALS:
@@ -50,6 +50,8 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     except SystemExit as error:
         code = error.code
     except BaseException as error:
+        if isinstance(error, BrokenPipeError) and not can_print():  # as in `python play.py ... | head -1`
+            end_process(128 + signal.SIGPIPE, threads)
         report = partial(sys.excepthook, type(error), error, error.__traceback__)
     RECEIVED.clear()
     RUNNING.clear()
@@ -103,6 +105,15 @@ def in_time(function: Callable[[], object], seconds: float = END_SECONDS) -> boo
     thread.start()
     thread.join(seconds)
     return not thread.is_alive()
+
+
+def can_print() -> bool:
+    """Whether somebody reads what is printed."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 def flush_output() -> None:

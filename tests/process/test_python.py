@@ -21,7 +21,7 @@ from gymnasium.spaces import Box, MultiDiscrete
 from harness import BUSY_SECONDS, IMPALA, ROOT, default_signals
 
 import a3c_mp
-from a3c_mp import wrappers
+from a3c_mp import _bootstrap, wrappers
 from a3c_mp.api import policy, training
 from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.run import followed
@@ -185,6 +185,23 @@ def test_what_cannot_be_started_is_refused(chapter, settings, message, monkeypat
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     with pytest.raises(ConfigError, match=message):
         a3c_mp.train(chapter, **settings)
+
+
+@pytest.mark.parametrize(("name", "is_ours"), [("train_a3c_data", True), ("play", True), ("my_train", False)])
+def test_a_program_beside_the_chapters_is_none_of_the_projects_scripts(name, is_ours, monkeypatch):
+    (main := types.ModuleType("__main__")).__file__ = str(ROOT / f"{name}.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert _bootstrap.is_script() == is_ours
+
+
+def test_ctrl_c_belongs_to_a_program_that_trains_also_if_it_is_called_as_a_chapter():
+    before = signal.signal(signal.SIGINT, _bootstrap.end_on_interrupt)
+    try:
+        with pytest.raises(ConfigError):
+            a3c_mp.train("none")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_class_of_a_script_is_named_by_the_script(monkeypatch):

@@ -97,6 +97,7 @@ FLAGS = """
 --learning-rate nan          | learning-rate=nan: must be a finite number
 --total-steps inf            | total-steps=inf: must be a whole number
 --seed                       | seed: expected one argument
+--deterministic=true         | deterministic: switches take no value: --NAME turns one on, --no-NAME off
 --num-env 2                  | num-env=2: there is no such flag; perhaps you meant --num-envs
 CartPole-v1                  | arguments=CartPole-v1: a value without a flag; perhaps --env-id CartPole-v1
 --precision fp8              | precision=fp8: must be one of
@@ -524,7 +525,8 @@ SCRIPTS = """
 play |                                    | run: must be given
 play | old/impala/config.json             | there is no such folder or checkpoint (.pt); name a run folder
 play | old/impala/checkpoints/step_5.pt   | step_5.json
-play | RUN --export x.onnx --video x.mp4  | export=x.onnx: it plays no game; leave --video and --window out
+play | RUN --export x.onnx --video x.mp4  | export=x.onnx: it plays no game; leave --video, --window and --random out
+play | RUN --export x.onnx --random       | export=x.onnx: it plays no game
 play | RUN --window                       | window=True: this machine has no screen; use --video game.mp4
 play | policy.safetensors                 | run=policy.safetensors: No such file
 play | x.safetensors --member 1           | member=1: x.safetensors has one net; leave it out
@@ -557,7 +559,9 @@ def test_play_and_plot(script, flags, message, old, monkeypatch, tmp_path):
         (play.main, "config.json", "[]", "run=old/impala: "),
         (play.main, "config.json", {"algorithm": "sac"}, "was made with algorithm impala, not sac"),
         (play.main, "config.json", {"args": {"env_id": "Gone-v1"}}, "was made with env_id CartPole-v1"),
+        (play.main, "config.json", {"args": {"env_id": "CartPole-v1", "hidden": "64 64"}}, "run=old/impala: "),
         (plot.main, "config.json", "[]", "runs=old/impala: not a run folder"),
+        (plot.main, "config.json", {"args": {"env_id": "A-v0", "seed": 1, "stop_return": "abc"}}, "not a run folder"),
         (plot.main, "episodes.csv", "steps,seconds,actor,episode_return,length\n1,2,3,x,5\n", "not a run folder"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 from contextlib import nullcontext
 from pathlib import Path
@@ -285,8 +286,36 @@ def test_a_search_begins_with_the_chapters_settings_and_finds_better_ones(tmp_pa
     assert len(study.trials) == 24
     assert study.trials[0].params["learning_rate"] == 1e-3
     assert study.best_value > study.trials[0].value
-    monkeypatch.setattr("sys.argv", ["tune.py", "--env-id", "Acrobot-v1"])
-    with pytest.raises(ConfigError, match="study=study: its trials are of another command: train_a3c_data"):
+    for flags, message in (
+        (["--env-id=Acrobot-v1"], "study=study: its trials are of another command: train_a3c_data"),
+        (["--trials=0", "--study=none"], "out=tune.sqlite3: study none cannot be opened there"),
+        (["--trials=0", "--out=none.sqlite3"], "out=none.sqlite3: there is no such file"),
+        (["--out=none/x.sqlite3", "--env-id=CartPole-v1"], "out=none/x.sqlite3: study study cannot be opened there"),
+    ):
+        monkeypatch.setattr("sys.argv", ["tune.py", *flags])
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            tune.main()
+    assert [path.name for path in tmp_path.iterdir()] == ["tune.sqlite3"]
+
+
+def test_a_search_that_a_signal_ended_still_tries_the_chapters_settings(tmp_path, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+
+    def train(*of_a_trial):
+        raise SystemExit(130)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune, "train", train)
+    monkeypatch.setattr("sys.argv", ["tune.py", "--trials=1", "--env-id=CartPole-v1"])
+    with pytest.raises(SystemExit):
+        tune.main()
+    monkeypatch.setattr(tune, "train", lambda *of_a_trial: 1.0)
+    assert tune.main() == 0
+    study = optuna.load_study(study_name="study", storage=f"sqlite:///{tmp_path}/tune.sqlite3")
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+    assert study.trials[0].params == study.trials[1].params
+    Path("runs/study-trial-2-s1").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"study=study: .*runs/study-trial-2-s1 is there already"):
         tune.main()
 
 

@@ -811,6 +811,13 @@ sys.exit(command.main())
     assert not list(scripts.temporary.iterdir())
 
 
+def test_fewer_places_than_none_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cluster", "head", "--num-cpus", "-1"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "argument --num-cpus: must be 0 or more" in capsys.readouterr().err
+
+
 def test_a_node_of_another_commit_is_a_warning(monkeypatch, capsys):
     other = {**FREE, "nodes": [{**NODE, "versions": {"commit": "c0ffee"}}]}
     monkeypatch.setattr(access, "_ask", lambda address, settings: CLOSED if "RAY_AUTH_TOKEN" in settings else other)

@@ -185,10 +185,13 @@ def test_no_run_to_resume_may_be_said():
 
 def test_keyword_arguments_from_python_keep_their_types():
     given = {"a": "1", "b": "true", "c": "null", "d": "text", "e": 2.5, "f": [1, "2"], "g": None}
-    _, *pairs = as_flag("env_kwargs", given | {"h": np.int64(3), "i": "sim-{actor}"})
+    others = {"h": np.int64(3), "i": "sim-{actor}", "j": Path("/a"), "k": np.arange(2)}
+    _, *pairs = as_flag("env_kwargs", given | others)
     _, found = split_id(with_kwargs("A-v0", [pair.strip() for pair in pairs]))
     assert found.pop("i") in ("sim--1", "sim--2"), "computed where the environment is made"
-    assert found == given | {"h": 3}
+    assert found == given | {"h": 3, "j": "/a", "k": [0, 1]}
+    with pytest.raises(ConfigError, match=r"env-kwargs=.*: must be a number, text"):
+        as_flag("env_kwargs", {"a": object()})
 
 
 def test_what_is_done_to_an_environment_is_in_its_id_and_settings_follow_what_it_then_gives():
@@ -281,7 +284,7 @@ def test_help_has_groups_docstrings_and_the_defaults_of_the_preset(capsys):
         ("--resume", "resume: expected one argument"),
         ("--fast --cuda --num-envs 8", "fast: there is no such flag; see --help"),
         ("--cuda yes", "arguments=yes: a value without a flag; switches take no value: --NAME turns one on, --no-NAME"),
-        ("--cuda=true", "cuda: ignored explicit argument 'true'"),
+        ("--cuda=true", "cuda: switches take no value"),
         ("--total-timesteps=1", "total-timesteps=1: there is no such flag; here it is --total-steps"),
         ("--no-torch-deterministic", "no-torch-deterministic: there is no such flag; here it is --deterministic"),
         ("--capture-video", "capture-video: there is no such flag; play.py --video records one"),
@@ -371,7 +374,9 @@ def test_the_folder_of_a_resumed_run_is_the_one_that_is_named(saved_run):
 def test_settings_of_another_chapter_or_version_are_refused(saved_run):
     line = refused("--resume", str(saved_run("impala", replay_size=1000)))
     assert "config.json belongs to another chapter, impala; resume it with the script that started it" in line
-    assert "config.json has turbo: there is no such flag" in refused("--resume", str(saved_run(turbo=True)))
+    line = refused("--resume", str(saved_run(turbo=True)))
+    assert "config.json has turbo: there is no such flag" in line
+    assert line.endswith("remove it there")
     assert refused("--resume", str(saved_run(env_kwargs=["--help"]))).startswith("env-kwargs=--help: must be name")
 
 
@@ -395,7 +400,7 @@ def test_a_config_that_cannot_be_read_is_named(content, tmp_path):
     [
         ("num_envs", 0, "num-envs=0: must be between 1 and 4096", "--num-envs 4"),
         ("precision", "fp8", "precision=fp8: must be one of", "--precision=fp32"),
-        ("cuda", "maybe", "cuda: ignored explicit argument 'maybe'", "--no-cuda"),
+        ("cuda", "maybe", "cuda: switches take no value", "--no-cuda"),
     ],
 )
 def test_damaged_settings_of_a_saved_run_are_named_with_their_file(setting, value, message, now, saved_run):

@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from harness import ROOT, files_no_longer_than
 
 from a3c_mp.algorithms import ddpg, dqn
+from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import DEFAULT_NET, NetSpec, make_actor_critic
 from a3c_mp.run.banner import net_name
 from a3c_mp.run.export import parts_of, usage_of, write_onnx, write_safetensors
@@ -190,6 +191,15 @@ def test_the_metadata_say_how_actions_follow_from_the_output(make_net, obs_space
     np.testing.assert_allclose(found, action_of(net, output, action_space), rtol=1e-5)
 
 
+def test_a_net_that_cannot_be_exported_is_an_error_in_one_line(tmp_path):
+    net = trained(make_actor_critic(VECTOR, CHOICE), VECTOR)
+    forward = net.forward
+    net.forward = lambda obs: forward(obs if float(obs.sum()) > 0 else -obs)
+    with pytest.raises(ConfigError, match=r"export=.*: this net cannot be exported as ONNX \(.*\); use a name that"):
+        write_onnx(tmp_path / "p.onnx", net, (VECTOR, CHOICE), {})
+    assert not list(tmp_path.iterdir())
+
+
 def test_numpy_alone_can_use_the_weights(tmp_path, monkeypatch):
     pytest.importorskip("safetensors")
     monkeypatch.chdir(tmp_path)
@@ -200,6 +210,8 @@ def test_numpy_alone_can_use_the_weights(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["policy.safetensors"]
     obs = 9 * np.stack([VECTOR.sample() for _ in range(NUMBER)])  # some are far from the mean
     np.testing.assert_array_equal(run_block("weights.py")["choose"](obs), net(torch.from_numpy(obs))[0].argmax(1))
+    net.tied = net.policy
+    write_safetensors(tmp_path / "tied.safetensors", net, {})  # tensors that share their memory
     header = (tmp_path / "policy.safetensors").read_bytes()
     assert json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"] == {"env_id": '"X-v0"'}
 

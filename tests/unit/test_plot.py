@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +140,15 @@ def test_runs_of_one_seed_are_not_averaged_and_names_of_ones_own_are_shown(tmp_p
     one, again, two = curve(seed=1), curve(seed=1, name="again"), curve(seed=2)
     assert labels([one, again, two]) == ["impala, r1, ... (2 runs)", "impala, again"]
     assert labels([curve(name="mine"), curve(algorithm="task")]) == ["impala, mine", "task"]
+
+
+def test_names_are_drawn_and_shown_as_they_are(tmp_path, monkeypatch, capsys):
+    runs = {name: curve(name=name, seed=1) for name in ("a$5_vs_$b", "gamma[red]9")}
+    monkeypatch.setattr(plot, "read_curve", lambda folder, window: runs[folder.name])
+    figure = plot.plot_curves(plot.Args(tuple(map(Path, runs))))
+    figure.savefig(tmp_path / "x.png")  # reads labels
+    shown = capsys.readouterr().out
+    assert all(f"impala, {name}" in shown for name in runs)
 
 
 def test_the_goal_is_a_line_where_all_runs_have_the_same():

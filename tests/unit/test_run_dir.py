@@ -139,6 +139,12 @@ def test_runs_without_a_name_that_start_in_the_same_second_have_folders_of_their
     assert names == [f"test-CartPole-v1-s1-20300101-000000{end}" for end in ("", "-2", "-3")]
 
 
+@pytest.mark.parametrize("starts", [3, [3], [{}]])
+def test_starts_that_were_edited_by_hand_are_begun_again(starts, args, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"starts": starts}))
+    assert len(describe_run(args, "a3c_data", tmp_path, 5)["starts"]) == 1
+
+
 @pytest.mark.parametrize("moment", range(4))
 def test_the_loser_of_two_simultaneous_starts_says_that_the_run_is_in_use(moment, args):
     """Whatever the winner has made of its folder so far."""

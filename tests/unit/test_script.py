@@ -97,6 +97,14 @@ def test_output_that_cannot_be_written_does_not_delay_the_end_or_change_the_code
     assert run(lambda: 0) == 0
 
 
+def test_output_that_nobody_reads_ends_a_script_without_a_traceback(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", Output(raises(BrokenPipeError(errno.EPIPE, "closed"))))
+    assert run(raises(BrokenPipeError(errno.EPIPE, "closed"))) == 128 + signal.SIGPIPE
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys, "stdout", Output(lambda: None))
+    assert run(raises(BrokenPipeError(errno.EPIPE, "of a socket"))) == 1
+
+
 def test_signals_that_an_environment_ignores_end_a_script_that_was_not_started_so(monkeypatch):
     monkeypatch.setattr(ending, "IGNORED_AT_START", {signal.SIGHUP})
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

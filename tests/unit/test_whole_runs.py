@@ -260,7 +260,8 @@ def test_play_and_plot_read_a_run(run_inline, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("score", "flags", "is_named"), [(234.0, {}, True), (1100.0, {}, False), (234.0, {"sampled": True}, False)]
+    ("score", "flags", "is_named"),
+    [(234.0, {}, True), (1100.0, {}, False), (234.0, {"sampled": True}, False), (234.0, {"max_steps": 9}, False)],
 )
 def test_play_names_sampled_where_greedy_play_is_much_worse(score, flags, is_named, monkeypatch, capsys):
     run = policy.TrainedRun(Path("r"), "a3c_data", None, "CartPole-v1", None, {"returns": 50 * [1000.0, 1364.0]})
