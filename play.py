@@ -68,6 +68,10 @@ def make_random_policy(env_id: str, seed: int) -> Policy:
     """A policy of uniformly random actions, among those that a mask allows."""
     _, space = probe_env(env_id, ACTIONS)
     rng, head = torch.Generator().manual_seed(seed), ActionHead(space)
+    if isinstance(space, gymnasium.spaces.Box):  # bounds like +-3.4e38 stand for infinite ones
+        is_wide = ~ActionScaling(space).is_bounded & np.isfinite(space.low) & np.isfinite(space.high)
+        low, high = np.where(is_wide, -np.inf, space.low), np.where(is_wide, np.inf, space.high)
+        space = gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
     space.seed(seed)
 
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:

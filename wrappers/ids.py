@@ -81,6 +81,7 @@ def wrapped(env: gymnasium.Env, wrappers: Sequence[str]) -> gymnasium.Env:
             kwargs = {key: parsed(value) for key, _, value in (pair.partition("=") for pair in pairs)}
             if (maker := _imported(module, attribute)) is None:
                 raise AttributeError(f"{module} has no {attribute}")
+            fix = "correct it, or its arguments"
             env = maker(env, **kwargs)
             if not isinstance(env, gymnasium.Env):
                 raise TypeError(f"it returned a {type(env).__name__}, must be a gymnasium.Wrapper")

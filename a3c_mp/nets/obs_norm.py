@@ -7,7 +7,7 @@ import cv2
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.nets.obs_stats import FAR, ImageStats, JoinedStats, VectorStats
+from a3c_mp.nets.obs_stats import FAR_FROM_EQUALS, ImageStats, JoinedStats, VectorStats
 
 KNEE = 5.0  # normalized values are what they are up to here; beyond, those of vectors grow with the logarithm
 SLOPE = 0.1  # and those of images, which end at 255 grey levels, with this slope
@@ -70,7 +70,7 @@ class ObsNorm(nn.Module):
         obs = (obs - shift).mul_(scale)
         near = obs.clamp(-self.knee, self.knee)
         rest = obs.sub_(near)
-        return near.add_(rest.abs().clamp_(max=FAR).log1p_().mul_(rest.sign_()))
+        return near.add_(rest.abs().clamp_(max=FAR_FROM_EQUALS).log1p_().mul_(rest.sign_()))
 
     def convert(self, obs: Tensor) -> Tensor:
         """Normalize raw observations [N, *shape], in the dtype that the net computes in; images as channels_last."""

@@ -11,6 +11,7 @@ FAR = 1e6
 FAR_FROM_EQUALS = 1e15  # the same distance, in units of the feature, where all other values are equal
 SMALLEST = 2.0**-34  # values and deviations below it count as 0
 RARE = 1e-4  # share of a feature's values below which a bin does not say on which scale the feature varies
+COMMON = 0.05  # share of a feature's values above which a bin of several values is no failure of a sensor
 LARGEST_EXPONENT = 128
 MANY_FEATURES = 4096
 """features beyond which bins are 256 times as wide as the last one, instead of twice: they take less memory"""
@@ -138,14 +139,17 @@ def _core(count: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """The bin [n] of each feature to begin with: the largest of those that vary on the scale of the feature.
 
     A bin's scale is its deviation or, if all of its values are equal, the distance to the next bin. Where a sensor has
-    no reading in most states, the value that stands for it has a scale far above that of the readings.
+    no reading in most states, the value that stands for it has a scale far above that of the readings. What stands for
+    it is one value: where a common bin has several, others that vary far less are rounding noise.
     """
     there = count > 0
     below = mean.where(there, -math.inf).cummax(0).values.roll(1, 0)
     above = mean.where(there, math.inf).flip(0).cummin(0).values.flip(0).roll(-1, 0)
     below[0], above[-1] = -math.inf, math.inf
     scale = _without_noise(deviation, mean)
-    scale = torch.where(scale > 0, scale, torch.minimum(mean - below, above - mean)).where(there, math.inf)
+    noise = scale.where(count >= COMMON * count.sum(0), 0.0).amax(0) / FAR  # cos(pi / 2) is 6e-17, or 4e-8 in float32
+    scale = torch.where(scale > 0, scale, torch.minimum(mean - below, above - mean))
+    scale = scale.where(there & (scale > noise), math.inf)
     smallest = scale.where(count >= RARE * count.sum(0), math.inf).amin(0)
     return count.where(scale <= FAR * smallest, -1.0).argmax(0)
 

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing import connection
 from typing import Any
@@ -58,7 +59,9 @@ class Learners:
         # Python writes the numbers of signals into this pipe, also while torch waits.
         reader, self._signals = os.pipe2(os.O_NONBLOCK)
         os.set_blocking(reader, True)
-        signal.set_wakeup_fd(self._signals)
+        self._wakeup_before = -1
+        with suppress(ValueError):  # not on the main thread, which gets the signals
+            self._wakeup_before = signal.set_wakeup_fd(self._signals)
         threading.Thread(target=self._kill_after_signal, args=(reader,), daemon=True).start()
         try:
             self._place = self._meeting_place()
@@ -159,7 +162,8 @@ class Learners:
             process.terminate()
         self.group.leave()  # with gloo, the closed connections end what others wait for
         await_end(self.processes, LEARNER_CLOSE_SECONDS)
-        signal.set_wakeup_fd(-1)
+        with suppress(ValueError):
+            signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._signals)  # and with it the thread ends
 
     # ---- threads: Python runs no signal handler, and notices no death, while torch waits for another learner

@@ -102,7 +102,7 @@ class Prints:
             ready = connection.wait([*self._tails], IDLE_SECONDS)
             for pipe in ready:
                 self._read(pipe)  # type: ignore[arg-type]
-            tails = [tail for tail in self._tails.values() if tail.lines]
+            tails = [tail for tail in [*self._tails.values()] if tail.lines]  # a copy: pipes are opened meanwhile
             if tails and (asked or time.monotonic() >= self._due):
                 is_few = sum(len(tail.lines) for tail in tails) <= LINES_PER_SECOND
                 self._emit(tails, KEPT_LINES if is_few else max(1, LINES_PER_SECOND // len(tails)))

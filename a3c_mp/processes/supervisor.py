@@ -4,6 +4,7 @@ A supervised process has a pipe for messages, tuples that start with their kind:
 the supervisor, all others for its owner.
 """
 
+import errno
 import os
 import pickle
 import signal
@@ -61,7 +62,9 @@ class Child:
         try:
             self.process, self.pipe = self.launch()
         except (OSError, RuntimeError) as error:  # EAGAIN, ENOMEM, EMFILE; "can't start new thread"
-            fix = f"lower {self.flag}, or raise the limit on processes (ulimit -u) or the memory"
+            is_files = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+            limit = "limit on open files (ulimit -n)" if is_files else "limit on processes (ulimit -u) or the memory"
+            fix = f"lower {self.flag}, or raise the {limit}"
             why = getattr(error, "strerror", None) or error
             raise WorkerError(f"{self.name} cannot be started: {why}; {fix}") from error
         self.has_result = not self.needs_result

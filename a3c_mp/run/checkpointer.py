@@ -1,5 +1,6 @@
 """Checkpoints of a run: when they are due, and what they hold (net, optimizer, random numbers, progress, parts)."""
 
+import copy
 import math
 import time
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ class Checkpointer:
         self.rng = torch.Generator().manual_seed(self.args.seed)
         self.newest: Path | None = None  # of this run
         self.saved_steps: int | None = None  # at the newest one
+        self._unwritten: dict[str, Any] | None = None  # net of the best evaluation that there was no space for
         self._unclaimed: dict[str, Any] | None = None  # saved parts of a deterministic run, until `keep`
         if self.args.resume is not None:
             self._restore_newest()
@@ -102,6 +104,8 @@ class Checkpointer:
     def save(self) -> None:
         """Write a checkpoint; a failure costs a warning, and the previous one stays."""
         progress = self.progress
+        if self._unwritten is not None:
+            self._write_best(self._unwritten)
         if progress.is_best:
             progress.evals.best = {}  # its net is no longer the best one
         state = self.state_dict()
@@ -132,9 +136,14 @@ class Checkpointer:
     def save_best(self, net: nn.Module, steps: int) -> None:
         """Write the net of the best evaluation, of weights after these agent steps; a failure costs a warning."""
         self._tried_seconds = -math.inf  # the next checkpoint is due: it knows the result that belongs to this file
+        self._write_best({"net": net.state_dict(), "steps": steps})
+
+    def _write_best(self, state: dict[str, Any]) -> None:
+        """Write the net of the best evaluation, or keep a copy of it for the next checkpoint."""
         try:
-            state = {"net": net.state_dict(), "steps": steps}
             checkpoint.save(self.folder, state, "best", **self.origin)
+            self._unwritten = None
         except (OSError, CheckpointError) as error:
-            what = f"best checkpoint, of {steps:,} steps,"
+            self._unwritten = copy.deepcopy(state)
+            what = f"best checkpoint, of {state['steps']:,} steps,"
             self.log.warning(f"{what} not written to {self.folder}: {error}")

@@ -200,6 +200,9 @@ def probe_env(
         env = wrappers.make_env(env_id)
         obs_space, action_space, layout = env.observation_space, env.action_space, wrappers.layout(env)
         _check_actions(action_space, actions, env_id)
+        for what, space in ("observations", obs_space), ("actions", action_space):
+            if 0 in (space.shape or ()):
+                raise ConfigError("env-id", env_id, f"its {what} have no numbers", "give them one, if only a constant")
         try:
             STEP_SECONDS[env_id] = wrappers.check_contract(env)
         except wrappers.BrokenContract:

@@ -23,7 +23,7 @@ something; (what, value, why, fix) of a ConfigError"""
 ALL_RUNS = 2**31  # number of the run that ends with the program
 GONE_SECONDS = 5.0  # a node that has joined ends when node 0's machine has refused connections for so long
 PROBE_SECONDS = 1.0  # between two attempts to find out why node 0 does not answer, and the longest of them
-PENDING = 1000  # most messages of an event without a handler that wait
+PENDING, NAMES = 1000, 100  # most messages of an event without a handler that wait, and most such events
 
 
 class Node(Closing):
@@ -89,10 +89,22 @@ class Node(Closing):
                 if message.event in self._handlers:
                     self._call_handlers(message)
                 elif message.event not in (JOINED, LEFT):
-                    if len(self._waiting[message.event]) == PENDING:
-                        self.log.warning("too many events without a handler; the oldest are dropped", message.event)
-                    self._waiting[message.event].append(message)
+                    self._keep(message)
         return bool(arrived)
+
+    def _keep(self, message: Message) -> None:
+        """Keep an event without a handler until somebody asks for it."""
+        for event in [event for event, waiting in self._waiting.items() if not waiting]:
+            del self._waiting[event]
+        if message.event not in self._waiting and len(self._waiting) == NAMES:
+            self.log.warning(
+                "events of too many names without a handler; those of new names are dropped", message.event
+            )
+            self.router.record_fault(message.sender)
+            return
+        if len(self._waiting[message.event]) == PENDING:
+            self.log.warning("too many events without a handler; the oldest are dropped", message.event)
+        self._waiting[message.event].append(message)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
         """Wait for a message, for `seconds` at most, and look."""
@@ -127,12 +139,17 @@ class Node(Closing):
         sender, event, args = message
         try:
             for handler, types in self._handlers[event]:
-                if types is not None and not (len(args) == len(types) and all(map(isinstance, args, types))):
+                if types is not None and not (len(args) == len(types) and all(map(_is_a, args, types))):
                     raise WireError(f"not [{', '.join(kind.__name__ for kind in types)}]")
                 handler(sender, *args)
         except WireError as error:
             self.log.warning(f"malformed message {event} dropped", f"{sender}: {error}")
             self.router.record_fault(sender)
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Whether a value is of a kind; True is no number."""
+    return type(value) is int if kind is int else isinstance(value, kind)
 
 
 class FirstNode(Node):
@@ -146,7 +163,7 @@ class FirstNode(Node):
     def __init__(self, router: Router, supervisor: Supervisor, is_interrupted: Callable[[], bool] = lambda: False):
         super().__init__(router)
         self.supervisor, self.is_interrupted = supervisor, is_interrupted
-        self._watched = time.monotonic()
+        self._watched, self._thread = time.monotonic(), threading.current_thread()
 
     def look(self) -> bool:
         """As `Node.look`; at times, also replace processes that have ended. Raises what `wait` does."""
@@ -161,7 +178,7 @@ class FirstNode(Node):
 
     def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
         self._watched, files = time.monotonic(), self.router.files
-        if threading.current_thread() is threading.main_thread():  # a process ends with the thread that started it
+        if threading.current_thread() is self._thread:  # a process ends with the thread that started it
             self.supervisor.watch(lambda: should_stop() or self.is_interrupted(), seconds, also=files)
         else:
             connection.wait(files, seconds)

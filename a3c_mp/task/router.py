@@ -31,6 +31,7 @@ DROPPED = "node.dropped"  # to a node that did not read: it has to join again
 WELCOME_SECONDS = 10.0  # longest wait for node 0 over TCP, where authentication fails without a word
 LOCAL_WELCOME_SECONDS = 60.0  # the same on this machine, where it may be busy with its start
 PROBE_SECONDS = 0.5  # between two looks whether nodes are gone
+MAX_INSTANCE = 64  # characters of what tells one start of a node from another
 LAST_WORDS_SECONDS = 2.0  # longest time in which what a node has sent before its end is read, where much arrives
 BATCH = 500  # most messages of a socket in one look
 ZERO_COPY_RECV = 10  # option of zmq: without it, no message holds the 8 KiB that it has arrived in
@@ -214,8 +215,8 @@ class Hub(Router):
         if event != HELLO or token in self._links:
             raise WireError(f"unexpected {event[:20]!r}")
         number, theirs, instance = args
-        if not isinstance(theirs, dict):
-            raise WireError("its versions are malformed")
+        if not isinstance(theirs, dict) or not isinstance(instance, str) or len(instance) > MAX_INSTANCE:
+            raise WireError("its versions or its name are malformed")
         fatal, harmless = differences(theirs, self.endpoint.versions)
         if fatal:
             self.log.warning("a node with other versions was refused", fatal)

@@ -17,7 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from a3c_mp.errors import ConfigError
-from a3c_mp.task.endpoint import KeyPair, check_tcp
+from a3c_mp.task.endpoint import KeyPair, check_tcp, is_tcp
 from a3c_mp.task.wire import PART
 
 MAX_FRAME = PART + 1024  # bytes, with what encryption adds; zmq allocates no memory for a larger frame
@@ -53,11 +53,12 @@ class _Port:
 
     _monitor: zmq.Socket | None = None
 
-    def __init__(self, context: zmq.Context, kind: int):
+    def __init__(self, context: zmq.Context, kind: int, address: str):
         self.socket = socket = context.socket(kind)
         socket.sndhwm = socket.rcvhwm = QUEUE
         socket.maxmsgsize = MAX_FRAME
-        socket.heartbeat_ivl = HEARTBEAT_MS
+        if is_tcp(address):  # elsewhere a process that is gone closes its connection, and one that is stopped may go on
+            socket.heartbeat_ivl = HEARTBEAT_MS
         # The peer gets the time to live with each heartbeat: it, too, closes the connection after so long a silence.
         socket.heartbeat_timeout = socket.heartbeat_ttl = socket.tcp_maxrt = SILENCE_MS
         socket.handshake_ivl, socket.connect_timeout = HANDSHAKE_MS, CONNECT_MS
@@ -93,7 +94,7 @@ class Listener(_Port):
     is_local = True  # to this machine
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None = None):
-        super().__init__(context, zmq.ROUTER)
+        super().__init__(context, zmq.ROUTER, address)
         self.socket.router_mandatory = True  # sending to a node that is gone is an error, not silence
         try:
             self._bind(context, address, key)
@@ -125,7 +126,7 @@ class Dialer(_Port):
     """A DEALER socket that is connected to one address, for one session."""
 
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None, attempt: int = 0):
-        super().__init__(context, zmq.DEALER)
+        super().__init__(context, zmq.DEALER, address)
         self._monitor = self.socket.get_monitor_socket(FAILED | ENDED | zmq.Event.HANDSHAKE_SUCCEEDED)
         self.token, self._opened = os.urandom(16), time.monotonic()
         self._is_connected = self._has_ended = self.has_failed = False  # the latter: its handshake

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from envs import Env
-from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from harness import ALL_CHAPTERS, APEX_DDPG, APEX_DQN, CONTINUOUS, EVERY_ONE_OF_ALL, IMPALA, POPULATION_PPO, RAY_DQN
 
 import play
@@ -126,7 +126,16 @@ def test_flags_and_environments(main, flags, bad, message, refused):
     assert message in refused(main, [*flags, *bad.split()])
 
 
-@pytest.mark.parametrize("space", [Dict(a=Discrete(2), b=Box(-1, 1)), Box(0, 9, (2,), int), Text(3)])
+@pytest.mark.parametrize("what", ["observation", "action"])
+def test_spaces_without_numbers_are_refused(what, register, refused):
+    line = refused(train_a3c_data.main, ["--env-id", register(changes={f"{what}_space": Box(-1, 1, (0,))})])
+    assert line.startswith(f"error: env-id=Custom-v0: its {what}s have no numbers; give them one")
+
+
+MIXED = Tuple([Box(0, 3, (1,), np.int32), Box(-1, 1, (1,))])
+
+
+@pytest.mark.parametrize("space", [Dict(a=Discrete(2), b=Box(-1, 1)), MIXED, Box(0, 9, (2,), int), Text(3)])
 def test_actions_that_there_is_no_policy_for(space, register, refused):
     line = refused(train_a3c_data.main, ["--env-id", register(changes={"action_space": space})])
     needed = (
@@ -360,12 +369,13 @@ IN_PLACE = {
 }
 
 
-@pytest.mark.parametrize("where", ["import", "constructor", "package"])
+@pytest.mark.parametrize("where", ["import", "constructor", "unregistered", "package"])
 @pytest.mark.parametrize(("code", "message"), IN_PLACE.items(), ids=IN_PLACE.values())
 def test_errors_of_an_environment_keep_type_place_and_causes(where, code, message, refused, tmp_path, monkeypatch):
     lines, path = ["import gymnasium", "gymnasium.register('Market-v0', lambda: Market())"], tmp_path / "market.py"
-    if where == "constructor":
+    if where in ("constructor", "unregistered"):
         code = "def Market():\n" + textwrap.indent(code, "    ")
+    env_id = "market:Market" if where == "unregistered" else "market:Market-v0"
     if where == "package":
         path = tmp_path / "market" / "__init__.py"
         path.parent.mkdir()
@@ -373,7 +383,7 @@ def test_errors_of_an_environment_keep_type_place_and_causes(where, code, messag
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry.copy())
     try:
-        line = refused(train_a3c_data.main, ["--env-id", "market:Market-v0"])
+        line = refused(train_a3c_data.main, ["--env-id", env_id])
     finally:
         sys.modules.pop("market", None)
     last = path.read_text().count("\n")

@@ -280,7 +280,7 @@ def raw_client(end):
 
 
 HELLO = [1, Endpoint().versions, "x"]
-MALFORMED_HELLOS = [[], HELLO[:2], [1, 3, "x"], [*HELLO, 1]]
+MALFORMED_HELLOS = [[], HELLO[:2], [1, 3, "x"], [*HELLO, 1], [*HELLO[:2], torch.zeros(2)], [*HELLO[:2], "x" * 99]]
 
 
 def test_malformed_messages_of_a_node_with_the_key_are_dropped_and_counted(listening, net, tape, tmp_path):
@@ -310,7 +310,7 @@ def test_malformed_messages_of_a_node_with_the_key_are_dropped_and_counted(liste
             client.send_multipart(frames)
         assert net.take(hub, 1) == [("node.2", "good", [1])]
     assert all("dropped" in text for text in tape.messages)
-    assert len(tape.messages) == 6, "numbers 1, 2 and 4, before and after it has joined"
+    assert len(tape.messages) == 7, "numbers 1, 2, 4 and 8 before it has joined, 1, 2 and 4 after it"
     assert works(listening, net)
     assert not (tmp_path / "bomb").exists()
 

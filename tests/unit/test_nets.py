@@ -170,6 +170,18 @@ def test_a_value_that_is_far_away_however_frequent_moves_the_others_by_a_tenth_a
         assert (inputs - expected).abs().max() <= 0.1 * expected.abs().max(), (frequency, scale, offset, far)
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-9, 1e-7])
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.8])
+def test_rounding_noise_where_a_feature_is_zero_does_not_hide_its_values(noise, share):
+    """As in speed * cos(heading), which is 4e-8 times the speed at 90 degrees."""
+    rng, norm = np.random.default_rng(0), ObsNorm((1,), image=False)
+    for _ in range(20):
+        values = np.where(rng.random(1000) < share, rng.normal(0, 1, 1000) * noise, rng.integers(1, 5, 1000))
+        assert norm.update(torch.from_numpy(values).float()[:, None]) == 0
+    inputs = norm.convert(torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0]]))
+    assert (inputs.diff(dim=0) > 0.4).all()
+
+
 BROKEN = {"NaN": math.nan, "infinity": math.inf, "a huge value": 1e25, "FLT_MAX": -FLT_MAX}
 
 

@@ -29,7 +29,7 @@ from a3c_mp.task import exchange, parallel
 from a3c_mp.task import node as node_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.exchange import NodeChannel, NodePool
-from a3c_mp.task.node import ALL_RUNS, PENDING, REPORT_REFUSAL, FirstNode, JoinedNode, Node
+from a3c_mp.task.node import ALL_RUNS, NAMES, PENDING, REPORT_REFUSAL, FirstNode, JoinedNode, Node
 from a3c_mp.task.parallel import Role, run_joined_nodes
 from a3c_mp.task.wire import FINISH
 
@@ -91,6 +91,25 @@ def test_a_flood_of_one_event_displaces_no_other_and_its_newest_wait_for_their_h
     assert found == list(range(5, PENDING + 5))
     assert hub.wait_for("rare", 0.0) is not None
     assert sum("too many events without a handler" in text for text in tape.messages) == 3, "1, 2, 4 so far"
+
+
+def test_events_of_very_many_names_are_dropped_and_true_is_no_number(nodes, tape):
+    hub, node, _ = nodes
+    for number in range(NAMES + 5):
+        node.send(f"name {number}")
+    found, ended = [], []
+    hub.handle("number", lambda sender, number: found.append(number), [int])
+    hub.handle("end", ended.append)
+    node.send("number", True)
+    node.send("number", 1)
+    node.send("end")
+    run_until(lambda: ended, hub)
+    assert found == [1]
+    assert hub.wait_for("name 0", 0.0) is not None
+    with pytest.raises(TimeoutError):
+        hub.wait_for(f"name {NAMES + 1}", 0.0)
+    assert "events of too many names" in tape.messages[0]
+    assert "malformed message number dropped" in tape.messages[-1]
 
 
 def test_wait_for_takes_each_event_once_in_order_whenever_it_has_come(nodes):

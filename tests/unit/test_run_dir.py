@@ -139,6 +139,17 @@ def test_runs_without_a_name_that_start_in_the_same_second_have_folders_of_their
     assert names == [f"test-CartPole-v1-s1-20300101-000000{end}" for end in ("", "-2", "-3")]
 
 
+def test_the_net_of_the_best_evaluation_is_written_once_there_is_space(args):
+    run, net = ten_steps(a_run(args)), nn.Linear(2, 2)
+    with files_no_longer_than(64):
+        run.checkpointer.save_best(net, 7)
+    best = {name: value.clone() for name, value in net.state_dict().items()}
+    nn.init.zeros_(net.weight)  # by the next evaluation's
+    run.checkpointer.save()
+    (path,) = run.checkpointer.folder.glob("best_*.pt")
+    assert torch.load(path)["net"]["weight"].equal(best["weight"])
+
+
 @pytest.mark.parametrize("starts", [3, [3], [{}]])
 def test_starts_that_were_edited_by_hand_are_begun_again(starts, args, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"starts": starts}))
