@@ -107,7 +107,7 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
         try:
             try:
                 print(text, flush=True)
-            except OSError:  # nobody reads it
+            except OSError:  # its reader has gone
                 discard_output(sys.stdout)
             if host != LOOPBACK_HOST:
                 print(f"warning: {open_ports(args, host)}", file=sys.stderr, flush=True)

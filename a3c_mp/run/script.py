@@ -30,7 +30,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a script's `main` and end the process with its exit code, whatever an environment has left running.
 
     A ConfigError becomes one line and code 2, NothingToDo one line and code 0, a signal that `main` does not handle
-    code 128 + its number, output that nobody reads 128 + SIGPIPE, any other error a traceback and code 1.
+    code 128 + its number, output whose reader has gone 128 + SIGPIPE, any other error a traceback and code 1.
     """
     threads = threading.enumerate()
     for signum in SIGNALS:
@@ -108,7 +108,7 @@ def in_time(function: Callable[[], object], seconds: float = END_SECONDS) -> boo
 
 
 def can_print() -> bool:
-    """Whether somebody reads what is printed."""
+    """Whether stdout can be written: its reader may have gone."""
     try:
         sys.stdout.flush()
     except OSError:
