@@ -25,6 +25,7 @@ class Generations:
     """
 
     def __init__(self, algorithm: Algorithm, run: RunState, population: Population, group: ranks.Ranks):
+        group.is_interrupted = run.is_interrupted
         group.all_gather_bytes(b"")  # all are there, see `_exchange`
         group.broadcast_state(population)
         args, places = population.args, group.own_share(population.args.population)

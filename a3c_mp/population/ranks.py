@@ -6,6 +6,7 @@ on all interfaces.
 """
 
 import json
+import math
 import os
 import select
 import signal
@@ -14,10 +15,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from ipaddress import ip_address
+from typing import Any
 
 import torch.distributed as dist
 
@@ -26,21 +28,28 @@ from a3c_mp.config import PLACE
 from a3c_mp.errors import ConfigError, PeerLost, TrainingError
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import LOOPBACK, LearnerGroup, interface_towards, losing_peers
+from a3c_mp.processes.learners import GLOO_SECONDS
 from a3c_mp.processes.program import MUST_AGREE, describe_program, differences
 
 RANK_SECONDS = 1800.0  # longest time that a rank waits for another, which may have a generation of slow games to play
 LOST_SECONDS = 10
 """a machine that does not answer, or whose ranks do not read what is sent to them, for so long is lost"""
+SHORTEST_WAIT, LONGEST_WAIT = 0.0005, 0.05  # between two looks at an operation, s
+PATIENCE_SECONDS = 1.0  # time for another rank's answer after a signal, or the end of --max-seconds
 REPORT_SECONDS = 3.0  # time that a rank waits for the others before it reports that
 REFUSAL_SECONDS = 20.0  # longest time that rank 0 may take longer than others to find the same bad input
 
 
 class Ranks(LearnerGroup):
-    """The ranks of a population. `check` notices the end of another one while this one waits for its members."""
+    """The ranks of a population. `check` notices the end of another one while this one waits for its members.
+
+    While it waits for another rank's data, that raises PeerLost too, and so does `is_interrupted()` before long.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1):
         super().__init__(rank, size)
         self._connections = select.poll()
+        self.is_interrupted: Callable[[], bool] = lambda: False
 
     def watch(self, besides: Collection[str]) -> None:
         """Watch the connections to other ranks: all of this process but those to the launcher's store and `besides`.
@@ -65,6 +74,20 @@ class Ranks(LearnerGroup):
         """Raise PeerLost if another rank has ended, or its machine does not answer."""
         if self._connections.poll(0):
             raise PeerLost("another rank has ended or its machine does not answer")
+
+    def _wait(self, work: Any) -> None:
+        # By short waits: in torch's own, Python runs no signal handler.
+        seconds, begin, lost = SHORTEST_WAIT, time.monotonic(), math.inf
+        while not work.is_completed():
+            now = time.monotonic()
+            lost = min(lost, now if self._connections.poll(0) else math.inf)
+            if now - lost > GLOO_SECONDS:  # what has arrived from a rank that has ended is read by then
+                self.check()
+            if now - begin > PATIENCE_SECONDS and self.is_interrupted():  # a rank that is as far has answered by then
+                raise PeerLost("interrupted while it waited for another rank")
+            time.sleep(seconds)
+            seconds = min(2 * seconds, LONGEST_WAIT)
+        work.wait()
 
 
 def join(args: Args) -> Ranks:

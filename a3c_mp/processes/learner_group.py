@@ -108,10 +108,14 @@ class LearnerGroup:
             return data
         size = torch.tensor([len(data)])
         with losing_peers():
-            dist.broadcast(size, source)
+            self._wait(dist.broadcast(size, source, async_op=True))
             buffer = from_bytes(data) if self.rank == source else torch.empty(int(size), dtype=torch.uint8)
-            dist.broadcast(buffer, source)
+            self._wait(dist.broadcast(buffer, source, async_op=True))
         return buffer.numpy().tobytes()
+
+    def _wait(self, work: Any) -> None:
+        """Wait for the end of an operation that exchanges bytes."""
+        work.wait()
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """A copy of one learner's tensor on the CPU; the others' have its shape and dtype, and are not used."""

@@ -1,5 +1,6 @@
 """A population in processes: ranks, kills and resumes leave its generations as they are, to the last bit."""
 
+import json
 import random
 import sys
 import time
@@ -144,6 +145,21 @@ def test_a_rank_that_is_killed_ends_all_and_the_last_generation_goes_on(train, s
     done = run_inline(POPULATION.script, "--resume", "runs/2", "--total-steps", "1", name="2")
     assert done.code == 0, done.log
     assert done.summary["steps"] >= 800, "at most the generation that had just ended is lost"
+
+
+@pytest.mark.timeout(300)
+def test_a_signal_ends_a_rank_that_waits_for_another_one(train, scripts):
+    process = train(2, "--total-steps", "1e7")
+    scripts.wait_for("2", "lineage.csv:\n0,1,", process)
+    first, second = ranks_of(process)
+    second.suspend()
+    time.sleep(3)  # rank 0 has played a generation, and waits for the results of the other's
+    first.terminate()
+    assert first.wait(timeout=10) is None
+    second.kill()  # else the launcher does, after half a minute
+    process.communicate(timeout=60)
+    summary = json.loads((scripts.runs_dir / "runs/2/summary.json").read_text())
+    assert summary["exit_reason"] == "SIGTERM"
 
 
 @SLOW
