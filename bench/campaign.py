@@ -71,7 +71,7 @@ ROWS = [
     solved("a3c_data", LANDER, 3, 3, "--total-steps=1_000_000 --reward-scale=0.1"),
     solved("population_ppo", LANDER, 5, 2),
     solved("a3c_data", BREAKOUT, 2, 80),
-    Row("games", "games-sticky", 10, games, "--sticky --seeds=3"),
+    Row("games", "games-sticky", 10, games, "--sticky --like=Pong --seeds=3"),
     Row("games", "games-plain", 10, games, "--seeds=1"),
     Row("peers", "peers-rates", 1.7, peers, f"--seconds=75 --seeds=3 --rows a3c_data {' '.join(OTHERS)}"),
     *(Row("peers", f"peers-{name}", 45, peers, f"--seconds=2700 --seeds=2 --stop-return=18 --rows {name}")

@@ -107,7 +107,8 @@ class ActionScaling:
     """Maps actions of a policy, [..., *shape], to those that environments with this action space take.
 
     A bounded dimension of a Box, one with two finite bounds not farther apart than `WIDEST`, is mapped linearly from
-    [-1, 1] to its bounds. Other dimensions keep their units. Both are clipped to the bounds. Choices stay as they are.
+    [-1, 1] to its bounds. Other dimensions keep their units, and begin at 0 or, where that is no action, at the bound.
+    Both are clipped to the bounds. Choices stay as they are.
     """
 
     def __init__(self, space: gymnasium.Space):
@@ -117,10 +118,11 @@ class ActionScaling:
                 distance = (space.high - space.low).astype(np.float64)
             self.low, self.high = space.low.astype(np.float64), space.high.astype(np.float64)
             self.is_bounded = distance <= WIDEST  # bool [*shape]
-            self.lowest = np.where(self.is_bounded, -1.0, self.low)  # of a policy's actions that are not clipped
-            self.highest = np.where(self.is_bounded, 1.0, self.high)
-            bounds = np.where(self.is_bounded, self.low, -1.0), np.where(self.is_bounded, self.high, 1.0)
-            self.center, self.half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
+            low, high = np.where(self.is_bounded, self.low, -1.0), np.where(self.is_bounded, self.high, 1.0)
+            self.half = (high - low) / 2
+            self.center = np.where(self.is_bounded, (low + high) / 2, np.clip(0.0, self.low, self.high))
+            self.lowest = np.where(self.is_bounded, -1.0, self.low - self.center)  # of a policy's actions, not clipped
+            self.highest = np.where(self.is_bounded, 1.0, self.high - self.center)
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
         if isinstance(self.space, Discrete):
