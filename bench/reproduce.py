@@ -43,12 +43,12 @@ class Args:
 
 
 def find(row: Sequence[str]) -> Path:
-    """The newest file of a chapter and a game. Raises ConfigError if there is none."""
+    """The file of a row of the README's table, else the newest of a chapter and a game. Raises ConfigError if none."""
     if len(row) == 1 and row[0].endswith(".json"):
         return Path(row[0])
     files = [json.loads(path.read_text()) | {"file": path.name} for path in RESULTS.glob("solve_*.json")]
-    found = {(each.chapter, each.env_id): each for each in sorted(report.rows_of(files), key=lambda each: each.date)
-             if not each.settings}  # fmt: skip
+    rows = sorted((each for each in report.rows_of(files) if not each.settings), key=lambda each: each.date)
+    found = {(each.chapter, each.env_id): each for each in (*rows, *report.presets_of(rows)[0])}
     if tuple(row) not in found:
         known = ", ".join(sorted(" ".join(key) for key in found))
         raise ConfigError("row", " ".join(row), "no such row", f"choose one of: {known}")

@@ -241,6 +241,7 @@ class CountEnv(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        assert options is None, "resets of some of the environments have none either"
         self.episode += 1
         self.t = 0
         return self._obs(), {}

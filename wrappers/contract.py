@@ -62,6 +62,8 @@ class CheckedEnv(gymnasium.Wrapper):
             self.identity.assume()
         if kwargs.get("seed") is not None:
             self.seed, self.steps = kwargs["seed"], 0
+        if not kwargs.get("options"):  # gymnasium passes {} where some of the environments are reset, else None
+            kwargs.pop("options", None)
         return self._checked("reset()", RESET, self.env.reset, **kwargs)
 
     def step(self, action):

@@ -70,7 +70,7 @@ class RolloutSetup(Setup):
             why, fix = one_line(error), "lower --num-actors, --num-envs or --unroll-length"
             raise ConfigError("num-envs", args.num_envs, why, fix) from error
         super().__init__(net, make_optimizer(args, net), slots, layout, acting)
-        self.return_stats = ReturnStats(args.gamma, args.max_actors, args.num_envs)
+        self.return_stats = ReturnStats(args.gamma, args.max_actors, args.num_envs, args.reward_clip)
         self.saved = {"obs_stats": net.norm.stats, "return_stats": self.return_stats}
 
     def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:

@@ -118,7 +118,7 @@ class ApexSetup(Setup):
         self.bad_in_a_row = BAD_IN_A_ROW - 1 + -(-args.n_step // args.block_length)
         self.samples_per_update, self.make_policy = args.batch_size, algo.make_policy
         self.limiter = RateLimiter(args.replay_ratio, args.learning_starts, args.replay_size // args.num_learners)
-        self.return_stats = ReturnStats(args.gamma, args.num_actors, args.num_envs)
+        self.return_stats = ReturnStats(args.gamma, args.num_actors, args.num_envs, args.reward_clip)
         self.saved = {"obs_stats": net.norm.stats, "return_stats": self.return_stats, "target_net": self.target_net}
         self.saved |= {"replay": self.replay} if args.save_replay else {}
         # Without the replay, actors start new games when the run is resumed.

@@ -79,7 +79,6 @@ class Outbox:
         self.rng, self.num_sent = torch.Generator(), collector.games.messages  # the latter: by a predecessor
         spec = spec_of_rollouts(args, collector.env.single_observation_space, collector.action_space)
         self.rollout = empty_rollout(spec, pin=self.memory.weights.device.type == "cuda")
-        self.return_stats = ReturnStats(args.gamma, 1, args.num_envs)
 
     def collect(self) -> Rollout:
         """Collect the next rollout with the newest weights."""
@@ -91,8 +90,9 @@ class Outbox:
         self.reward_scale = float(self.collector.net.reward_scale)
         if self.args.reward_scale is None and self.reward_scale == 1.0 and self.finite:  # none is published yet
             reward = rollout.reward.sign() if self.args.reward_clip else rollout.reward
-            self.return_stats.update(0, reward, rollout.terminated | rollout.truncated)
-            self.reward_scale = self.return_stats.scale()
+            stats = ReturnStats(self.args.gamma, 1, self.args.num_envs)  # of this rollout alone, as a successor's are
+            stats.update(0, reward, rollout.terminated | rollout.truncated)
+            self.reward_scale = stats.scale()
         self.is_first = True
         self.action_metrics = action_metrics(self.collector.action_space, rollout)
         return rollout

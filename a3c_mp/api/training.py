@@ -127,7 +127,8 @@ def id_of(env: Any) -> str:
         raise ConfigError("env-id", env, "must be an id, or a class or function that makes an environment")
     if module == "__main__":
         file = getattr(sys.modules["__main__"], "__file__", None) or ""
-        module = Path(file).stem if file.endswith(".py") else None
+        spec = sys.modules["__main__"].__spec__  # of `python -m package.module`
+        module = spec.name if spec is not None else Path(file).stem if file.endswith(".py") else None
     if module is None or not name.isidentifier():
         why = "the processes of a run cannot import what is defined in a notebook's cell or inside a function"
         fix = f"write it into a module (a cell that begins with %%writefile my_envs.py) and use my_envs.{name}"
@@ -175,7 +176,10 @@ def lines_of(path: Path, process: subprocess.Popen) -> Iterator[dict[str, Any]]:
                 process.wait(POLL_SECONDS)
             is_over = process.returncode is not None
             *lines, rest = (rest + file.read()).split("\n")
-            yield from map(json.loads, lines)
+            for line in lines:
+                with suppress(ValueError):  # empty, or cut short by a full disk
+                    found = json.loads(line)
+                    yield found
 
 
 def result_of(code: int, told: Mapping[str, Any], env_id: str) -> Result:
@@ -191,9 +195,9 @@ def result_of(code: int, told: Mapping[str, Any], env_id: str) -> Result:
     summary: dict[str, Any] = {}
     with suppress(OSError):
         summary = json.loads((folder / "summary.json").read_text())
-    if not summary or code == 1:
-        end = f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
-        end = summary.get("exit_reason") or end
+    if not summary or code == 1 or code < 0:
+        end = summary.get("exit_reason") or f"it ended with code {code}"
+        end = f"it was killed by {signal.Signals(-code).name}" if code < 0 else end  # its summary may be an older one
         raise TrainingError(f"{end}; see {folder / 'run.log'}" if told else f"{end} before it began, see its output")
     return Result(
         folder, summary["solved"], summary["steps"], summary["mean_return_100"], summary["exit_reason"], summary

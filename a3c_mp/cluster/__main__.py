@@ -110,7 +110,7 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
             except OSError:  # its reader has gone
                 discard_output(sys.stdout)
             if host != LOOPBACK_HOST:
-                print(f"warning: {open_ports(args, host)}", file=sys.stderr, flush=True)
+                say(f"warning: {open_ports(args, host)}")
             while not node.has_ended(seconds=1.0):
                 with suppress(ConfigError):
                     if read_address() is None:  # the node that `auto` found has ended
@@ -118,7 +118,7 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
             if node.was_given_up() and time.monotonic() - started < REACHED_SECONDS:
                 fix = "let a firewall pass its ports (--node-ports), or give another --host; see docs/ray.md"
                 raise ConfigError("host", host, "the head cannot connect to this node there and has given it up", fix)
-            print(f"the node has failed; it ends in {GRACE_SECONDS:.0f} s", file=sys.stderr, flush=True)
+            say(f"the node has failed; it ends in {GRACE_SECONDS:.0f} s")
             time.sleep(GRACE_SECONDS)
             return 1
         except SystemExit:
@@ -126,12 +126,16 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
     return 0
 
 
+def say(text: str) -> None:
+    with suppress(OSError):  # its terminal has gone: the node must not end at once because of it
+        print(text, file=sys.stderr, flush=True)
+
+
 def wait_for_runs(node: Node) -> None:
     """Give runs time to save their state: Ray ends them at once when their node ends."""
     deadline = time.monotonic() + GRACE_SECONDS
     if node.is_used():
-        text = f"a run uses this node: stop it; the node ends in {GRACE_SECONDS:.0f} s, or at a second signal"
-        print(text, file=sys.stderr, flush=True)
+        say(f"a run uses this node: stop it; the node ends in {GRACE_SECONDS:.0f} s, or at a second signal")
     while node.is_used() and time.monotonic() < deadline:  # a second signal raises SystemExit
         time.sleep(POLL_SECONDS)
 

@@ -30,7 +30,7 @@ def children() -> dict[int, str]:
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            name, _, rest = path.read_text().rpartition(")")
+            name, _, rest = path.read_text(errors="replace").rpartition(")")
             if int(rest.split()[1]) == os.getpid():
                 found[int(path.parent.name)] = name.partition("(")[2]
     return found

@@ -8,7 +8,7 @@ from torch import Tensor
 LARGEST_REWARD = 10.0
 """absolute reward that scaling ends at: where hardly any state has a return, their deviation says nothing"""
 
-FEW = 1_000  # states that returns of another discount factor count for at most
+FEW = 1_000  # states that returns of another kind count for at most
 
 
 class ReturnStats:
@@ -20,8 +20,8 @@ class ReturnStats:
     so far. So it does not matter how short the rollouts are, and nothing is bootstrapped.
     """
 
-    def __init__(self, gamma: float, num_actors: int, num_envs: int):
-        self.gamma = gamma
+    def __init__(self, gamma: float, num_actors: int, num_envs: int, is_clipped: bool = False):
+        self.gamma, self.is_clipped = gamma, is_clipped  # whether rewards are clipped: others make other returns
         self.sums = torch.zeros(3, dtype=torch.float64)  # number of states, sum of returns, sum of squared returns
         self.largest = torch.zeros((), dtype=torch.float64)  # absolute reward
         self.open = torch.zeros(num_actors, 3, num_envs, dtype=torch.float64)
@@ -62,15 +62,18 @@ class ReturnStats:
         return 1 / min(max(self.deviation() or 1.0, least, 1e-30), 1e30)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums, "largest": self.largest, "open": self.open, "gamma": self.gamma}
+        own = {"gamma": self.gamma, "is_clipped": self.is_clipped}
+        return {"sums": self.sums, "largest": self.largest, "open": self.open, **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; games that are open in it are left out where there are other actors now.
 
-        Returns of another discount factor count as no more than `FEW` states, so that those to come soon outweigh them.
+        Returns of another discount factor, or of rewards that are clipped now and were not, or the reverse, count as no
+        more than `FEW` states, so that those to come soon outweigh them.
         """
-        is_same = state.get("gamma", self.gamma) == self.gamma
+        was_clipped = state.get("is_clipped", self.is_clipped)
+        is_same = (state.get("gamma", self.gamma), was_clipped) == (self.gamma, self.is_clipped)
         self.sums.copy_(state["sums"] * (1 if is_same else min(1.0, FEW / max(float(state["sums"][0]), 1.0))))
-        self.largest.copy_(state["largest"])
+        self.largest.copy_(state["largest"] if was_clipped == self.is_clipped else torch.zeros(()))
         if is_same and state["open"].shape == self.open.shape:
             self.open.copy_(state["open"])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 from a3c_mp.cli import parse_algo
 from a3c_mp.errors import TrainingError
@@ -47,11 +48,16 @@ class Generations:
     def __iter__(self) -> Iterator[Population]:
         """Yield the population whenever a generation has ended in every rank, until the run should stop.
 
-        Raises TrainingError if no member has a finite fitness, or ranks have different members; as `Workers.take`.
+        Raises TrainingError if no member has a finite fitness, or ranks have different members, Interrupted while it
+        waits for another rank; as `Workers.take`.
         """
         while self._take():
             if self.group.size > 1:
-                self._exchange()
+                try:
+                    self._exchange()
+                except ranks.Interrupted:
+                    self._log_interruption()
+                    raise
             confirmation = self._confirm() if self._reaches_goal() else None
             if not self._ended:
                 return
@@ -67,9 +73,13 @@ class Generations:
     def _take(self) -> bool:
         """Wait for all members of this rank; False if the run should stop before they are done."""
         self._ended = self.workers.take(self._stops_waiting)
-        if not self._ended and self.report is not None:
-            self.report.log_interruption()
+        if not self._ended:
+            self._log_interruption()
         return bool(self._ended)
+
+    def _log_interruption(self) -> None:
+        if self.report is not None:
+            self.report.log_interruption()
 
     def _stops_waiting(self) -> bool:
         if self.report is not None:
@@ -127,11 +137,11 @@ def launch(algorithms: Mapping[str, Algorithm], train: Callable[[Args, Generatio
         check_settings(args, is_image(spaces[0]))
         group = ranks.join(args)
         population = Population(args, spaces, algorithm.generation)
-        set_up_torch(args, group.rank)
+        set_up_torch(args)
 
         def train_in(run: RunState) -> None:
             generations = Generations(algorithm, run, population, group)
-            with generations.workers:
+            with suppress(ranks.Interrupted), generations.workers:
                 train(args, generations)
 
         if group.rank > 0:

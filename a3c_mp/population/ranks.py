@@ -40,10 +40,14 @@ REPORT_SECONDS = 3.0  # time that a rank waits for the others before it reports 
 REFUSAL_SECONDS = 20.0  # longest time that rank 0 may take longer than others to find the same bad input
 
 
+class Interrupted(PeerLost):
+    """A signal, or the end of the time, has come while this rank waited for another one."""
+
+
 class Ranks(LearnerGroup):
     """The ranks of a population. `check` notices the end of another one while this one waits for its members.
 
-    While it waits for another rank's data, that raises PeerLost too, and so does `is_interrupted()` before long.
+    While it waits for another rank's data, that raises PeerLost too, and `is_interrupted()` before long Interrupted.
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
@@ -84,7 +88,7 @@ class Ranks(LearnerGroup):
             if now - lost > GLOO_SECONDS:  # what has arrived from a rank that has ended is read by then
                 self.check()
             if now - begin > PATIENCE_SECONDS and self.is_interrupted():  # a rank that is as far has answered by then
-                raise PeerLost("interrupted while it waited for another rank")
+                raise Interrupted("interrupted while it waited for another rank")
             time.sleep(seconds)
             seconds = min(2 * seconds, LONGEST_WAIT)
         work.wait()

@@ -88,7 +88,7 @@ def net_name(settings: Mapping[str, Any], net: Any) -> str:
 
 
 def settings_parts(args: CommonArgs) -> list[str]:
-    """What becomes of rewards, and of the learning rate in the steps of this run."""
+    """What becomes of rewards, and of learning rate and entropy coefficient in the steps of this run."""
     settings, parts = vars(args), list[str]()  # not every chapter has all of them
     if "reward_clip" in settings:
         changes = ["clipped to -1, 0, 1 (--no-reward-clip: as they are)"] if settings["reward_clip"] else []
@@ -103,6 +103,9 @@ def settings_parts(args: CommonArgs) -> list[str]:
         parts.append(f"lr {start:g} -> {last:.4g}{after}")
     elif "learning_rate" in settings:
         parts.append(f"lr {settings['learning_rate']:g}")
+    if (end := settings.get("entropy_coef_end")) is not None:
+        after = f" after {settings['entropy_steps']:,} steps" if settings["entropy_steps"] else ""
+        parts.append(f"entropy {settings['entropy_coef']:g} -> {end:g}{after}")
     return parts
 
 

@@ -172,8 +172,9 @@ class Evaluations:
         """Continue at this number of agent steps; the best result is forgotten if evaluations have other games now."""
         for name in self.SAVED:
             setattr(self, name, state[name])
-        if self.every:
+        if self.decides:
             self.best = self.best if state.get("games", self._games) == self._games else {}
+        if self.every:
             soonest = self._multiple_after(steps)
             self.next_steps = min(self.next_steps or soonest, soonest)  # it may be overdue
 

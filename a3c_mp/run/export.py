@@ -64,10 +64,11 @@ def usage_of(env_id: str, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasi
     Atari; `start` is what to add to choices, which begin at 0 here, for the environment's own.
     """
     (obs_space, actions), is_policy = spaces, isinstance(net, ActorCritic)
-    obs, action = array_of(obs_space.dtype, obs_space.shape), array_of(actions.dtype, actions.shape)
+    obs, action = array_of(obs_space.dtype, obs_space.shape), array_of(np.int64, actions.shape)
     output = array_of(np.float32, (num_params(actions),) if is_policy else actions.shape or (num_outputs(actions),))
     obs["normalization"] = "in the file"
     if isinstance(actions, Box):
+        action = array_of(actions.dtype, actions.shape)
         action["meaning"] = "center + half * (means of output), clipped to low and high: as the environment takes it"
         for name in ("center", "half", "low", "high"):  # JSON has no infinity
             numbers = getattr(ActionScaling(actions), name).ravel().tolist()

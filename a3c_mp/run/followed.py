@@ -16,7 +16,7 @@ def tell(**facts: Any) -> bool:
     if (path := os.environ.get(VARIABLE)) is None:
         return False
     with suppress(OSError), open(path, "a") as file:  # a full disk costs that program the line
-        file.write(json.dumps(facts, default=float) + "\n")
+        file.write(f"\n{json.dumps(facts, default=float)}\n")  # the line before may have been cut short
     return True
 
 

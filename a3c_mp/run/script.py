@@ -70,7 +70,8 @@ def _importable(main: Callable[[], int]) -> Callable[[], int]:
     function: Any = getattr(main, "train", main)  # of a `Chapter`
     if function.__module__ != "__main__" or function.__globals__ is vars(sys.modules["__main__"]):
         return main
-    return importlib.import_module(Path(function.__code__.co_filename).stem).main
+    module = importlib.import_module(Path(function.__code__.co_filename).stem)
+    return getattr(module, "main" if function is not main else function.__name__, main)
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:

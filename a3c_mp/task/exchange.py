@@ -79,6 +79,7 @@ class NodeChannel:
         node.handle(TOKEN, self._on_token, [list, object])
         node.handle(NO_PLACE, self._on_no_place, [int])
         node.handle(JOINED, self._on_joined)
+        self._greeting = node.router.greeting
         self._on_joined()
         while self._tokens is None and not node.finishing:
             node.wait()
@@ -107,7 +108,8 @@ class NodeChannel:
     def _on_joined(self, sender: str = "") -> None:
         """The node is connected to the learner's, for the first time or again: what was under way is lost."""
         self._tokens = self._slot = None
-        self.node.send(JOIN, socket.gethostname())
+        if self.node.router.greeting == self._greeting:  # else another task listens there now: see `JoinedNode`
+            self.node.send(JOIN, socket.gethostname())
 
     def _on_setup(self, sender: str, worker: int, seed_key: list[int], tokens: list[list[int]], weights: Any) -> None:
         self.worker = self.actor = worker

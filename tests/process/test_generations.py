@@ -153,10 +153,12 @@ def test_a_signal_ends_a_rank_that_waits_for_another_one(train, scripts):
     scripts.wait_for("2", "lineage.csv:\n0,1,", process)
     first, second = ranks_of(process)
     second.suspend()
-    time.sleep(3)  # rank 0 has played a generation, and waits for the results of the other's
-    first.terminate()
-    assert first.wait(timeout=10) is None
-    second.kill()  # else the launcher does, after half a minute
+    try:
+        time.sleep(3)  # rank 0 has played a generation, and waits for the results of the other's
+        first.terminate()
+        assert first.wait(timeout=10) is None
+    finally:
+        second.kill()  # else the launcher does, after half a minute
     process.communicate(timeout=60)
     summary = json.loads((scripts.runs_dir / "runs/2/summary.json").read_text())
     assert summary["exit_reason"] == "SIGTERM"

@@ -36,7 +36,7 @@ def test_each_file_is_shown_by_a_page_and_each_that_is_shown_exists():
     files = {path.name for path in records.RESULTS.iterdir()}
     assert shown(*PAGES, *DESIGNS) <= files
     unseen = {name for name in files - shown(*PAGES) if name.replace(".json", ".png") not in shown(*PAGES)}
-    assert unseen == {"README.md"}, "files that only design notes show are in the history"
+    assert unseen <= {"README.md"}, "files that only design notes show are in the history"
 
 
 def test_the_pages_have_the_tables_that_the_files_make():

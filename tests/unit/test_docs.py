@@ -60,7 +60,8 @@ def test_settings_on_the_page_for_users_of_other_libraries_are_there():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
     named = {name.replace("-", "_") for row in rows if len(row) == 4 for name in re.findall(r"`--([\w-]+)", row[2])}
     named |= {name for row in rows if len(row) == 2 for name in re.findall(r"(\w+)=", row[1].split("for `")[0])}
-    chapters = [common.trainer_settings(common.CHAPTERS[name]) for name in ("a3c_data", "apex_dqn", "impala")]
+    names = "a3c_data", "a3c_grad", "apex_dqn", "impala"
+    chapters = [common.trainer_settings(common.CHAPTERS[name]) for name in names]
     assert len(named) > 20
     assert named - {"sampled", "algo"} <= {name for settings in chapters for name in vars(settings)}
 

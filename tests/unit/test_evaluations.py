@@ -15,6 +15,7 @@ from torch import nn
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import WorkerError
+from a3c_mp.population.settings import Args as PopulationArgs
 from a3c_mp.run.checkpoint import list_checkpoints, sha256_of_weights
 from a3c_mp.run.evaluation import Evaluations, PlayedGames
 from a3c_mp.run.mean_return import MIN_EPISODES
@@ -142,6 +143,9 @@ def test_a_resumed_run_counts_on_and_the_next_one_may_be_overdue():
     stricter = Evaluations(replace(ARGS, eval_episodes=50))
     stricter.load_state_dict(evals.state_dict(), 250)
     assert (stricter.best, stricter.last) == ({}, evals.last), "it was the best of other games"
+    fittest = Evaluations(PopulationArgs(eval_episodes=ARGS.eval_episodes + 1))
+    fittest.load_state_dict(evals.state_dict(), 250)
+    assert fittest.best == {}
     off = Evaluations(CommonArgs())
     assert (off.summary(), off.end_round(10**9), off.is_solved) == ({}, True, False)
 

@@ -22,7 +22,8 @@ from a3c_mp.wrappers.observations import as_array
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36), np.uint8)
 BOTH = ImageAndVector((2, 36, 36), Box(-np.inf, np.inf, (3,), np.float32))
-CHOICE, CHOICES, FORCE = Discrete(4), MultiDiscrete([2, 3]), Box(np.float32([-2, 0]), np.float32([2, 5]))
+CHOICE, CHOICES, SWITCHES = Discrete(4), MultiDiscrete([2, 3]), MultiBinary(3)
+FORCE = Box(np.float32([-2, 0]), np.float32([2, 5]))
 MIXED = Box(np.float32([900, -np.inf, 0]), np.float32([1000, np.inf, 3e38]))
 NUMBER = 1000
 
@@ -45,6 +46,7 @@ CASES = [
     pytest.param(lambda: make_actor_critic(VECTOR, MIXED), VECTOR, MIXED, id="bounds in part", marks=slow),
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE, NetSpec(lstm=True)), VECTOR, CHOICE, id="LSTM"),
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICES), VECTOR, CHOICES, id="several choices", marks=slow),
+    pytest.param(lambda: make_actor_critic(VECTOR, SWITCHES), VECTOR, SWITCHES, id="switches", marks=slow),
     pytest.param(lambda: dqn.make_net(VECTOR, CHOICE), VECTOR, CHOICE, id="DQN", marks=slow),
     pytest.param(lambda: ddpg.make_net(VECTOR, FORCE), VECTOR, FORCE, id="DDPG", marks=slow),
 ]
@@ -187,6 +189,7 @@ def test_the_metadata_say_how_actions_follow_from_the_output(make_net, obs_space
     else:
         parts = np.split(output.numpy(), np.cumsum(said["parts"])[:-1], axis=1)
         found = np.stack([part.argmax(axis=1) for part in parts], axis=1)
+        assert action["dtype"] == "int64", "as the model gives them"
     found = found.reshape(50, *action["shape"])
     np.testing.assert_allclose(found, action_of(net, output, action_space), rtol=1e-5)
 

@@ -191,6 +191,9 @@ def test_returns_of_another_discount_factor_are_soon_outweighed():
         stats.update(0, torch.ones(10 * FEW, 2), (torch.arange(10 * FEW) % 200 == 199)[:, None].expand(-1, 2))
     assert after.deviation() == pytest.approx(new.deviation(), rel=0.1)
     assert before.deviation() < 0.1 * new.deviation()
+    clipped = ReturnStats(0.99, 1, 2, is_clipped=True)
+    clipped.load_state_dict(new.state_dict())
+    assert (clipped.sums[0], clipped.largest) == (FEW, 0.0), "returns of other rewards"
 
 
 @pytest.mark.parametrize("reward", [0.0, 1e-300, 1e-30, 1e30, 1e155, 1e300])
