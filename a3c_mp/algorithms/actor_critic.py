@@ -19,7 +19,7 @@ from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_s
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.maths import returns
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.maths.return_stats import ReturnStats
+from a3c_mp.maths.return_stats import LARGEST_REWARD, ReturnStats
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots, Spec
@@ -163,6 +163,8 @@ def rewards_and_discounts(args: RewardArgs, rollout: Rollout, reward_scale: Tens
     bootstrap value (see `cut_truncated`).
     """
     rewards = reward_scale * (rollout.reward.sign() if args.reward_clip else rollout.reward)
+    if args.reward_scale is None:
+        rewards = rewards.clamp(-LARGEST_REWARD, LARGEST_REWARD)  # the scale may not know of an outlier yet
     ended = rollout.terminated | rollout.life_lost if args.life_loss_terminal else rollout.terminated
     discounts = args.gamma * (~ended).float()
     return returns.cut_truncated(rewards, discounts, rollout.truncated, rollout.truncation_value)

@@ -8,6 +8,10 @@ from torch import Tensor
 LARGEST_REWARD = 10.0
 """absolute reward that scaling ends at: where hardly any state has a return, their deviation says nothing"""
 
+MANY, OUTLIER = 10_000, 10.0
+"""states after which a reward counts as so many times the largest one before, if it is larger: a reward of 1e9 that a
+simulator gives once would leave the others too small to learn from, and ten-fold steps soon reach lasting ones"""
+
 FEW = 1_000  # states that returns of another kind count for at most
 
 
@@ -29,6 +33,8 @@ class ReturnStats:
     def update(self, actor: int, rewards: Tensor, done: Tensor) -> None:
         """Add the next steps of an actor: finite rewards [T, B], `done` bool [T, B] where games end."""
         rewards, going_on = rewards.double(), (~done).double()
+        if self.sums[0] > MANY and self.largest > 0:
+            rewards = rewards.clamp(-OUTLIER * self.largest, OUTLIER * self.largest)
         self.largest = torch.maximum(self.largest, rewards.abs().max())
         later, partial = torch.zeros_like(rewards[0]), []
         for reward, discount in zip(rewards.flip(0).unbind(), (self.gamma * going_on).flip(0).unbind(), strict=True):

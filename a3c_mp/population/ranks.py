@@ -27,7 +27,8 @@ from a3c_mp._bootstrap import end_with_parent
 from a3c_mp.config import PLACE
 from a3c_mp.errors import ConfigError, PeerLost, TrainingError
 from a3c_mp.population.settings import Args
-from a3c_mp.processes.learner_group import LOOPBACK, LearnerGroup, interface_towards, losing_peers
+from a3c_mp.processes.interfaces import LOOPBACK, interface_towards
+from a3c_mp.processes.learner_group import LearnerGroup, losing_peers
 from a3c_mp.processes.learners import GLOO_SECONDS
 from a3c_mp.processes.program import MUST_AGREE, describe_program, differences
 

@@ -1,12 +1,7 @@
 """Collective operations among learners, on torch.distributed: gloo on the CPU, NCCL on GPUs."""
 
-import array
-import errno
-import fcntl
 import io
 import os
-import socket
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -19,8 +14,6 @@ from torch import Tensor
 
 from a3c_mp.errors import PeerLost
 
-LOOPBACK = "lo"
-SIOCGIFCONF, MOST_ADDRESSES = 0x8912, 1000  # of netdevice(7): the IPv4 addresses of all interfaces
 NCCL_SETTINGS = {
     "TORCH_NCCL_BLOCKING_WAIT": "1",  # a lost peer raises; by default it aborts the process
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # `LearnerGroup.abort` does that (see `_abort_process_group`)
@@ -54,6 +47,8 @@ class LearnerGroup:
         machine's `gpu` of that number, one for each learner, or with None on CPUs. `seconds` is the timeout of a
         collective operation.
         """
+        from a3c_mp.processes.interfaces import LOOPBACK, interface_towards  # here, as few runs have several learners
+
         interface = LOOPBACK if isinstance(place, str) else interface_towards(place[0])
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         os.environ |= NCCL_SETTINGS
@@ -156,26 +151,6 @@ class LearnerGroup:
         if self.size > 1 and dist.is_initialized():
             with suppress(RuntimeError):  # NCCL's: not run on GPUs
                 (dist.distributed_c10d._abort_process_group if self._cuda else dist.destroy_process_group)()
-
-
-def interface_towards(address: str) -> str:
-    """Name of the network interface of this machine that reaches a host; of loopback for an address of loopback.
-
-    Raises OSError if there is none, or the host has no IPv4 address.
-    """
-    form = "16s4x4s16x"  # struct ifreq: a name and a struct sockaddr_in
-    found = array.array("B", bytes(struct.calcsize(form) * MOST_ADDRESSES))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 1))  # sends nothing
-        own = socket.inet_aton(probe.getsockname()[0])
-        request = struct.pack("iP", len(found), found.buffer_info()[0])
-        used, _ = struct.unpack("iP", fcntl.ioctl(probe, SIOCGIFCONF, request))
-    if own[0] == 127:
-        return LOOPBACK
-    for name, theirs in struct.iter_unpack(form, found.tobytes()[:used]):
-        if theirs == own:
-            return name.partition(b"\0")[0].partition(b":")[0].decode()  # "eth0:1" is a second address of eth0
-    raise OSError(errno.ENODEV, f"no interface has the address {socket.inet_ntoa(own)}")
 
 
 def from_bytes(data: bytes) -> Tensor:

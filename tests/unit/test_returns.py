@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a3c_mp.maths.return_stats import FEW, ReturnStats
+from a3c_mp.maths.return_stats import FEW, MANY, ReturnStats
 from a3c_mp.maths.returns import cut_truncated, gae, n_step_returns, vtrace
 
 GAMMA = 0.97
@@ -194,6 +194,20 @@ def test_returns_of_another_discount_factor_are_soon_outweighed():
     clipped = ReturnStats(0.99, 1, 2, is_clipped=True)
     clipped.load_state_dict(new.state_dict())
     assert (clipped.sums[0], clipped.largest) == (FEW, 0.0), "returns of other rewards"
+
+
+def test_one_reward_of_another_scale_changes_little_and_a_lasting_one_is_soon_reached():
+    stats, done = ReturnStats(0.9, 1, 1), (torch.arange(100) % 20 == 19)[:, None]
+    for _ in range(MANY // 100 + 1):
+        stats.update(0, torch.rand(100, 1), done)
+    before = stats.scale()
+    glitch = torch.rand(100, 1)
+    glitch[50] = 1e9
+    stats.update(0, glitch, done)
+    assert stats.scale() > 0.5 * before
+    for _ in range(11):
+        stats.update(0, 1e9 * torch.rand(100, 1), done)
+    assert stats.scale() < 1e-7 * before
 
 
 @pytest.mark.parametrize("reward", [0.0, 1e-300, 1e-30, 1e30, 1e155, 1e300])
