@@ -7,8 +7,6 @@
 Games are played greedily, unless `--sampled` is given.
 """
 
-from __future__ import annotations
-
 import a3c_mp  # noqa: F401  # isort: skip  (first: Ctrl-C ends the script in one line from here on)
 
 from collections.abc import Sequence

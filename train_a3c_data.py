@@ -7,8 +7,6 @@ A3C's loss, in which PPO's clipped ratio corrects for the updates since the poli
     actor 1 --(slot 1)-->  learner --(weights, version)--> all actors
 """
 
-from __future__ import annotations
-
 import a3c_mp  # noqa: F401  # isort: skip  (first: it prepares the process before torch is imported)
 
 from collections.abc import Callable, Iterator

@@ -11,8 +11,6 @@ two policies by truncated importance weights.
                                                    learner 1, 2, ... each with actors of its own
 """
 
-from __future__ import annotations
-
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
 
 from collections.abc import Callable

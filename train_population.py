@@ -12,8 +12,6 @@ A generation of one member is a pure function of its birth, of the replay and of
 and a member that was killed, or a whole run, starts again from the last generation as if nothing had happened.
 """
 
-from __future__ import annotations
-
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned member ends with its parent even while it imports torch)
 
 from collections.abc import Mapping, Sequence

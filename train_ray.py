@@ -11,8 +11,6 @@ gradients are averaged. The process that you start is a driver then, not a train
 all of them again from the newest checkpoint.
 """
 
-from __future__ import annotations
-
 import a3c_mp  # noqa: F401  # isort: skip  (first: it sets the number of threads before torch is imported)
 
 from collections.abc import Callable, Mapping
@@ -97,8 +95,7 @@ def train(args: Any, algorithm: Chapter, start: Any) -> Run:
 
 def main(algorithms: Mapping[str, Chapter] = ALGORITHMS) -> int:
     """Train with the algorithm that `--algo` names, or else the first; returns the exit code."""
-    args = parse_algo({name: (each.args_class, each.presets) for name, each in algorithms.items()}, __doc__ or "")
-    algorithm = algorithms[getattr(args, "algo", next(iter(algorithms)))]
+    args, algorithm = parse_algo(algorithms, __doc__ or "")
     return run_driven(args, lambda start: train(args, algorithm, start))
 
 

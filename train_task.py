@@ -8,8 +8,6 @@ does and how the learner learns is chapter 1's.
     collector 1 --(slot)-->  learner --(weights)--> evaluator
 """
 
-from __future__ import annotations
-
 import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned node ends with its parent even while it imports torch)
 
 from collections.abc import Iterator

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from a3c_mp.algorithms import ray_settings
 from a3c_mp.chapter import Chapter
 from a3c_mp.cli import parse_algo, parse_args
 from a3c_mp.errors import ConfigError
@@ -109,12 +108,9 @@ def split_row(row: str, names: Iterable[str]) -> tuple[str, list[str]]:
 
 def trainer_settings(command: Sequence[str]) -> Any:
     """The settings that a chapter's script would run with. Raises ConfigError for bad flags."""
-    if command[0] == "train_ray.py":  # its algorithm decides which settings there are
-        return parse_algo(ray_settings.SETTINGS, "", command[1:])
     chapter = importlib.import_module(Path(command[0]).stem)
-    if command[0] == "train_population.py":
-        algorithms = {name: (each.args_class, each.presets) for name, each in chapter.ALGORITHMS.items()}
-        return parse_algo(algorithms, "", command[1:])
+    if command[0] in ("train_ray.py", "train_population.py"):
+        return parse_algo(chapter.ALGORITHMS, "", command[1:])[0]
     presets = chapter.main.presets if isinstance(chapter.main, Chapter) else chapter.PRESETS
     return parse_args(chapter.Args, presets, "", command[1:])
 

@@ -14,7 +14,6 @@ from forked import fork_children
 from gymnasium.spaces import Box, Discrete
 from harness import CHAPTERS, Chapter, Finished
 
-from a3c_mp.algorithms.actor_critic import spec_of_rollouts
 from a3c_mp.data.actor import Memory, make_envs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.rollout import empty_rollout, rollout_spec
@@ -87,8 +86,8 @@ def unconnected_collector(args, net=None, actor=0):
 
 def collect(collector, number=1):
     """The next rollouts of a collector, which follow each other."""
-    args, env, lstm_size = collector.args, collector.env, collector.net.lstm_size
-    spec = spec_of_rollouts(args, env.single_observation_space, env.single_action_space, lstm_size)
+    args, spaces = collector.args, (collector.env.single_observation_space, collector.env.single_action_space)
+    spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, collector.net.lstm_size, args.rollout_fields)
     rollouts = [empty_rollout(spec) for _ in range(number)]
     for rollout in rollouts:
         collector.collect(rollout)

@@ -32,13 +32,16 @@ class Identity:
             os.environ.update(self.variables)
 
 
+EXPRESSION = re.compile(r"\{([\w\s+*/%()-]*\b(?:actor|env)\b[\w\s+*/%()-]*)\}")
+
+
 def with_numbers(text: str) -> str:
     """A text with the value in place of each expression of `actor` and `env` in braces.
 
     `sim-{actor}` is "sim-3" for actor 3. Braces without these names stay. Raises ValueError for an expression of more
     than these names, whole numbers and + - * // % ( ).
     """
-    return re.sub(r"\{([\w\s+*/%()-]*\b(?:actor|env)\b[\w\s+*/%()-]*)\}", _value, text)
+    return EXPRESSION.sub(_value, text)
 
 
 def _value(match: re.Match[str]) -> str:

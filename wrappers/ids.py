@@ -62,7 +62,12 @@ def _imported(module: str, name: str) -> Any:
     """What a module, installed or in the current folder, has under this name, or None."""
     if (here := os.getcwd()) not in sys.path:  # a script's own folder is all that Python adds
         sys.path.append(here)
-    return getattr(importlib.import_module(module), name, None)
+    found, top = importlib.import_module(module), module.partition(".")[0]
+    file = getattr(sys.modules[top], "__file__", None) or here
+    for own in (os.path.join(here, f"{top}.py"), os.path.join(here, top, "__init__.py")):
+        if os.path.exists(own) and not os.path.samefile(own, file):
+            raise ImportError(f"{file} has the same name as {own}, and is found first; rename yours")
+    return getattr(found, name, None)
 
 
 def make_registered(env_id: str, **kwargs: Any) -> gymnasium.Env:

@@ -182,7 +182,8 @@ def _chosen(space: Space, env_id: str, names: Sequence[str]) -> tuple[list[Part]
         raise UnsupportedEnv(why, "choose among its parts" if there else "leave it out", "obs-keys", missing[0])
     chosen = [part for part in every if not names or any(part in found[name] for name in names)]
     texts = [part for part in chosen if getattr(part.space.dtype, "kind", "") == "U"] if len(chosen) > 1 else []
-    used = [part for part in chosen if part not in texts]
+    empty = [part for part in chosen if 0 in (part.space.shape or ())] if len(chosen) > 1 else []
+    used = [part for part in chosen if part not in texts and part not in empty]
     for part in used:
         if not isinstance(part.space, NUMBERS):
             at = f" under {part.path!r}" if part.keys else ""
@@ -190,7 +191,9 @@ def _chosen(space: Space, env_id: str, names: Sequence[str]) -> tuple[list[Part]
             raise UnsupportedEnv(why, f"choose others by --obs-keys, or {OWN_WRAPPER}" if part.keys else OWN_WRAPPER)
     if not used:
         raise UnsupportedEnv(f"{env_id} has no observations that are numbers", OWN_WRAPPER)
-    return used, f"; left out: {', '.join(part.path for part in texts)} (text)" if texts else ""
+    others = [(texts, "text"), (empty, "empty")]
+    left = [f"{', '.join(part.path for part in parts)} ({why})" for parts, why in others if parts]
+    return used, f"; left out: {', '.join(left)}" if left else ""
 
 
 def _height_axis(part: Part, env_id: str) -> int | None:

@@ -74,7 +74,8 @@ class RolloutSetup(Setup):
         self.saved = {"obs_stats": net.norm.stats, "return_stats": self.return_stats}
 
     def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
-        return spec_of_rollouts(args, obs_space, action_space, net.lstm_size)
+        sizes = args.unroll_length, args.num_envs
+        return rollout_spec(*sizes, obs_space, action_space, net.lstm_size, args.rollout_fields)
 
 
 class A3CSetup(RolloutSetup):
@@ -126,13 +127,6 @@ def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
         return obs[1:].flatten(0, 1)
     number = torch.arange(NORM_STEPS * num_envs, device=obs.device)
     return obs[1 + number * num_steps // len(number), number % num_envs]
-
-
-def spec_of_rollouts(
-    args: RolloutArgs, obs_space: gymnasium.Space, action_space: gymnasium.Space, lstm_size: int = 0
-) -> Spec:
-    """Return shapes and dtypes of a chapter's rollouts."""
-    return rollout_spec(args.unroll_length, args.num_envs, obs_space, action_space, lstm_size, args.rollout_fields)
 
 
 def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:

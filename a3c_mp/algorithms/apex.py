@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from a3c_mp.algorithms.apex_settings import Args
+from a3c_mp.data.episodes import episodes_at
 from a3c_mp.data.resume_states import ActorLayout
-from a3c_mp.data.transitions import block_spec, finished_episodes
+from a3c_mp.data.transitions import block_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.processes.pool import Filled, WorkerEvent
@@ -197,7 +198,8 @@ class ApexSetup(Setup):
         """Return what is counted of the block in a slot."""
         block = self.slots[slot]
         rewards, lag = (block["reward"], block["done"]), learner.lag(version)
-        return MessageStats(block["done"].numel(), finished_episodes(block), lag, finite, rewards)
+        episodes = episodes_at(block["done"], block["episode_return"], block["episode_length"])
+        return MessageStats(block["done"].numel(), episodes, lag, finite, rewards)
 
     def _prepare_successor(self, learner: Learner, event: WorkerEvent) -> None:
         """Prepare the shard of a dead actor for its successor.

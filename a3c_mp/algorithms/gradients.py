@@ -8,17 +8,11 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.actor_critic import (
-    RolloutSetup,
-    action_metrics,
-    obs_for_stats,
-    set_learning_rate,
-    spec_of_rollouts,
-)
+from a3c_mp.algorithms.actor_critic import RolloutSetup, action_metrics, obs_for_stats, set_learning_rate
 from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.episodes import Episode
-from a3c_mp.data.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches
+from a3c_mp.data.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.maths.return_stats import ReturnStats
@@ -77,7 +71,8 @@ class Outbox:
     def __init__(self, args: ActorCriticArgs, collector: RolloutCollector, net: nn.Module):
         self.args, self.collector, self.net, self.memory = args, collector, net, collector.memory
         self.rng, self.num_sent = torch.Generator(), collector.games.messages  # the latter: by a predecessor
-        spec = spec_of_rollouts(args, collector.env.single_observation_space, collector.action_space)
+        spaces = collector.env.single_observation_space, collector.action_space
+        spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, extra=args.rollout_fields)
         self.rollout = empty_rollout(spec, pin=self.memory.weights.device.type == "cuda")
 
     def collect(self) -> Rollout:

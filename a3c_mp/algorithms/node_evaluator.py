@@ -50,10 +50,6 @@ class NodeEvaluator:
         node.handle(PLAYED, self._on_played, [int, list, list, str])
         node.handle(LEFT, self._on_left)
 
-    def on_restart(self, text: str) -> None:
-        self.run.progress.evals.restarts += 1
-        self.run.log.warning(text)
-
     def on_lost(self, error: WorkerError) -> None:
         self._error = error
 

@@ -136,14 +136,14 @@ class Joining:
                 f", {amount_of('GPU', gpus)}" if gpus else ""
             )
             run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
-            yield Connection(args, session, setup, self.start.restarts)
+            yield Connection(args, session, setup)
 
 
 class Connection:
     """A trainer's connection to its cluster, for its carrier."""
 
-    def __init__(self, args: Any, session: Session, setup: Setup, restarts: int = 0):
-        self.session, self.needs, self.restarts = session, needs_of_actor(args), restarts
+    def __init__(self, args: Any, session: Session, setup: Setup):
+        self.session, self.needs = session, needs_of_actor(args)
         self.packer = packer_of(args, setup)
         self.spaces = FOUND[args.env_id][:2] if args.address else None  # None: no other machine makes the environment
         self._explain: Callable[[Any], Any] = lambda error: error
@@ -153,7 +153,7 @@ class Connection:
         args: Any = run.args
         if getattr(args, "num_learners", 1) == 1:
             return nullcontext(LearnerGroup())
-        if (places := int(self.session.state.sums("CPU")[1])) < args.num_learners and not self.restarts:
+        if (places := int(self.session.state.sums("CPU")[1])) < args.num_learners and not self.session.is_restart:
             why = f"each needs a place for an actor, the cluster has {places}"
             raise ConfigError("num-learners", args.num_learners, why, "lower it, or add a node")
         parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup

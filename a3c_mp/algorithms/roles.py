@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.actor_critic import spec_of_rollouts
 from a3c_mp.algorithms.node_evaluator import FROM_EVALUATORS, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.algorithms.task_settings import RoleArgs, check_roles
 from a3c_mp.data.actor import Fill, Memory, OneSlot, SentStates
-from a3c_mp.data.rollout import empty_rollout
+from a3c_mp.data.rollout import empty_rollout, rollout_spec
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import is_valid
@@ -101,7 +100,11 @@ def roles_of(args: RoleArgs, learner: Learner, evaluator: Any) -> list[Role]:
         settings["args"] = (learner.memory,)
         roles.append(Role(f"collector {worker}", ("collector",), "--num-actors", NICENESS, True, **settings))
     if args.eval_every:
-        settings = {"on_restart": evaluator.on_restart, "on_lost": evaluator.on_lost, "args": (None,)}
+        settings = {
+            "on_restart": evaluator.run.progress.evals.record_restart,
+            "on_lost": evaluator.on_lost,
+            "args": (None,),
+        }
         roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, True, **settings))
     return roles
 
@@ -221,7 +224,8 @@ def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) 
         spaces = probe_env(args.env_id)
         net = make_actor_critic(*spaces, args.net_spec)
         dtype = acting_dtype(args.precision, net)
-        fields = empty_rollout(spec_of_rollouts(args, *spaces)).fields()
+        spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, extra=args.rollout_fields)
+        fields = empty_rollout(spec).fields()
         states = SentStates(deterministic=False)  # such a task is refused with --listen
         memory = Memory(OneSlot(fields), Weights(net, dtype), states, dtype, args.in_order)
     try:

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box
 
 from a3c_mp import wrappers
 from a3c_mp.cli.flags import as_flag, check_unused
-from a3c_mp.cli.parser import make_parser, read_flags, refusal
+from a3c_mp.cli.parser import make_parser, plain_type, read_flags, refusal
 from a3c_mp.config import PLACE, CommonArgs, check_name, check_ranges, flag_name, format_error, has_checkpoint
 from a3c_mp.errors import ConfigError, Stopped, start_here
 from a3c_mp.nets.layers import is_image
@@ -73,18 +73,19 @@ class _Early(CommonArgs):
     algo: str | None = None
 
 
-def parse_algo(
-    settings: Mapping[str, tuple[type[A], Presets]], description: str, argv: Sequence[str] | None = None
-) -> A:
-    """Parse the command line of a chapter whose `--algo` decides which (settings, presets) hold, or else the first."""
-    first, algo = next(iter(settings.values())), None
+def parse_algo(algorithms: Mapping[str, Any], description: str, argv: Sequence[str] | None = None) -> tuple[Any, Any]:
+    """Parse the command line of a chapter with several algorithms, each with its `args_class` and `presets`.
+
+    Returns (settings, the algorithm that `--algo` names, or else the first).
+    """
+    first, algo = next(iter(algorithms.values())), None
     with suppress(ConfigError, OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
         given, _ = read_flags(_Early, sys.argv[1:] if argv is None else argv)
         algo = given.get("algo")
-        if (folder := run_to_continue(given, typing.cast(Any, first[0]).runs_dir)) is not None:
+        if (folder := run_to_continue(given, first.args_class.runs_dir)) is not None:
             algo = json.loads((folder / "config.json").read_text())["args"]["algo"]
-    args_class, presets = settings.get(str(algo), first)
-    return parse_args(args_class, presets, description, argv)
+    algorithm = algorithms.get(str(algo), first)
+    return parse_args(algorithm.args_class, algorithm.presets, description, argv), algorithm
 
 
 def parse_plain(args_class: type[A], description: str, argv: Sequence[str] | None = None) -> A:
@@ -161,12 +162,14 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets) -> dict[str, An
         is_atari = wrappers.is_atari(env_id)
         found = {"reward_clip": is_atari} if "reward_clip" in _fields(args_class) else {}
         kinds = ["images"] if is_atari else []
-        if name not in presets:
-            goal = wrappers.find_spec(env_id).reward_threshold
-            found["stop_return"] = None if goal is None else float(goal)
         if not is_atari and (name not in presets or wrappers.extras_of(env_id).wrapper):
             obs_space, action_space = wrappers.spaces(env_id)
             kinds = ["images"] if is_image(obs_space) else []
+            if name in presets and isinstance(action_space, Box) != isinstance(wrappers.spaces(name)[1], Box):
+                presets = {}  # the wrapper has made other actions of those that it is for
+        if name not in presets:
+            goal = wrappers.find_spec(env_id).reward_threshold
+            found["stop_return"] = None if goal is None else float(goal)
         if name not in presets and not is_atari:
             if type(None) in typing.get_args(typing.get_type_hints(args_class).get("reward_scale")):
                 found["reward_scale"] = None
@@ -204,7 +207,9 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
     if not (algorithm := str(content.get("algorithm", ""))).startswith(args_class.chapter):
         why = f"{path} belongs to another chapter, {algorithm}"
         raise ConfigError("resume", folder, why, "resume it with the script that started it")
-    words = [word for name, value in saved.items() if name not in given for word in as_flag(name, value)]
+    kinds = {name: plain_type(hint) for name, hint in typing.get_type_hints(args_class).items()}
+    left_out = {name for name, value in saved.items() if name in given or (value is None and kinds.get(name) is bool)}
+    words = [word for name, value in saved.items() if name not in left_out for word in as_flag(name, value)]
     others: list[str] = []
     try:
         settings, others = read_flags(args_class, words)

@@ -1,13 +1,16 @@
 """Flags: their names elsewhere and in older versions, and those that have no effect."""
 
+import ast
 import difflib
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
+from a3c_mp.wrappers.identity import EXPRESSION
 from a3c_mp.wrappers.ids import parsed
 
 OTHER_NAMES = {
@@ -130,9 +133,13 @@ def as_flag(name: str, value: Any) -> list[str]:
 
 def _as_text(value: Any) -> str:
     """A value as `parsed` reads it again, numpy's and paths too; what stands in braces in text is computed there."""
-    if isinstance(value, str) and ("{" in value or parsed(value) == value):
+    if isinstance(value, str) and value == value.strip() and (EXPRESSION.search(value) or parsed(value) == value):
         return value
-    return json.dumps(value, default=_as_json)
+    text = json.dumps(value, default=_as_json)
+    with suppress(ValueError, SyntaxError):  # numpy's and others are no literals
+        if isinstance(value, tuple | dict) and json.loads(text) != value == ast.literal_eval(repr(value)):
+            return repr(value)  # JSON has neither tuples nor keys that are no text
+    return text
 
 
 def _as_json(value: Any) -> Any:

@@ -75,7 +75,7 @@ def _options(name: str, hint: Any) -> dict[str, Any]:
     kind = plain_type(hint)
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if typing.get_origin(kind) is typing.Literal:
+    if is_literal(kind):
         return {"type": partial(to_value, name, hint), "choices": typing.get_args(kind)}
     if typing.get_origin(kind) is tuple:
         item, *others = typing.get_args(kind)
@@ -90,6 +90,10 @@ def plain_type(hint: Any) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint
+
+
+def is_literal(kind: Any) -> bool:
+    return typing.get_origin(kind) is typing.Literal
 
 
 def field_docs(args_class: type) -> dict[str, tuple[str, str]]:
@@ -108,13 +112,13 @@ def field_docs(args_class: type) -> dict[str, tuple[str, str]]:
 def to_value(name: str, hint: Any, text: str) -> Any:
     """The value of a field that a word stands for. Raises ConfigError."""
     text, kind = text.strip(), plain_type(hint)
-    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    choices = {str(choice): choice for choice in typing.get_args(kind)} if is_literal(kind) else {}
     if type(None) in typing.get_args(hint) and text.lower() == "none":
         return None
     if choices and text not in choices:
-        raise ConfigError(flag_name(name), text, f"must be one of {', '.join(map(repr, choices))}")
+        raise ConfigError(flag_name(name), text, f"must be one of {', '.join(map(repr, choices.values()))}")
     try:
-        return text if choices else parse_int(text) if kind is int else kind(text)
+        return choices[text] if choices else parse_int(text) if kind is int else kind(text)
     except ValueError:
         what = "a whole number, for instance 500000, 1e6 or 2M" if kind is int else "a number"
         raise ConfigError(flag_name(name), text, f"must be {what}") from None

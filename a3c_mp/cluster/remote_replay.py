@@ -98,9 +98,8 @@ class ReplayShard:
         """Append an actor's new rows to its lanes."""
         replay, shards, is_first = self.replay, self.replay.shards, actor not in self.offsets
         arrays = shards.arrays(actor)
-        if new.start == NEW_GAMES:  # drop the transitions that a lost actor has not completed, as `Writer` does
-            lane, row = spread(arrays["committed"], arrays["written"])
-            arrays["priority"][lane, row % shards.rows] = 0.0
+        if new.start == NEW_GAMES:  # of an actor that was lost
+            shards.drop_incomplete(actor)
         if is_first:  # games that go on have earlier rows, which this shard has not
             self.first_whole[actor] = 0 if new.start == NEW_GAMES else shards.stack - 1
         if is_first or new.start is not None:

@@ -88,8 +88,8 @@ def rollout_spec(
 ) -> Spec:  # fmt: skip
     """Shapes and dtypes of a `Rollout`: T = unroll_length, B = num_envs."""
     assert isinstance(obs_space, Box), obs_space
-    if taken := extra.keys() & set(Rollout._fields):
-        raise ConfigError("rollout_fields", " ".join(taken), "a field of a rollout has this name already", "rename it")
+    if taken := extra.keys() & {*Rollout._fields, "action_mask", "final_obs", "final_info"}:
+        raise ConfigError("rollout_fields", " ".join(taken), "rollouts or infos have this name", "rename it")
     steps = (unroll_length, num_envs)
     states = (unroll_length + 1, num_envs)
     obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32

@@ -9,7 +9,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from a3c_mp.data.actor import Games
-from a3c_mp.data.episodes import Episode, EpisodeStats, episodes_at
+from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import EnvStep, Writer
@@ -97,8 +97,3 @@ def write_stats(block: dict[str, Tensor], t: int, stats: EpisodeStats) -> None:
     block["done"][t] = torch.from_numpy(stats.done)
     block["episode_return"][t] = torch.from_numpy(stats.returns)
     block["episode_length"][t] = torch.from_numpy(stats.lengths)
-
-
-def finished_episodes(block: dict[str, Tensor]) -> list[Episode]:
-    """The episodes that ended inside a block, in order of time."""
-    return episodes_at(block["done"], block["episode_return"], block["episode_length"])

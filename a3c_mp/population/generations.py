@@ -129,9 +129,7 @@ def launch(algorithms: Mapping[str, Algorithm], train: Callable[[Args, Generatio
     unless they fail by themselves.
     """
     with ranks.one_voice():
-        settings = {name: (each.args_class, each.presets) for name, each in algorithms.items()}
-        args = parse_algo(settings, description)
-        algorithm = algorithms[args.algo]
+        args, algorithm = parse_algo(algorithms, description)
         check_temporary_folder()
         spaces = probe_env(args.env_id, algorithm.generation.actions)
         check_settings(args, is_image(spaces[0]))

@@ -36,11 +36,13 @@ class Gene(NamedTuple):
     def move(self, value: float, args: Any, rng: Generator, resample: float = 0.0) -> float:
         """Return another value: times or over a factor, or with probability `resample` drawn from the range."""
         draws_again, moved = rng.random() < resample, value
+        grow, shrink = args.grow_factor, args.shrink_factor
+        if self.step:
+            grow = shrink = self.step, self.step
         while moved == value and self.low < self.high:
             if draws_again:
                 moved = self.sample(rng)
             else:
-                grow, shrink = ((self.step,) * 2,) * 2 if self.step else (args.grow_factor, args.shrink_factor)
                 factor = log_uniform(grow, rng) if rng.random() < 0.5 else 1 / log_uniform(shrink, rng)
                 moved = self.multiply(value, factor, rng)
         return moved

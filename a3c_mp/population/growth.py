@@ -215,8 +215,9 @@ def layers_of(state: MemberState) -> list[list[Layer]]:
         is_joined = isinstance(state.net.torso, JoinedTorso) and len(twins) > 1 and len(items[-1]) == 1
         own = slice(-VECTOR_UNITS) if is_joined else slice(None)  # columns of the layer before
         layers = [{"weight": tensors("weight", each, inputs, own), "bias": tensors("bias", each, 1)} for each in twins]
-        for layer, each in zip(layers, twins if is_joined else (), strict=is_joined):
-            layer["joined"] = tensors("weight", each, VECTOR_UNITS, slice(-VECTOR_UNITS, None))
+        if is_joined:
+            for layer, each in zip(layers, twins, strict=True):
+                layer["joined"] = tensors("weight", each, VECTOR_UNITS, slice(-VECTOR_UNITS, None))
         items.append(layers)
     return items
 

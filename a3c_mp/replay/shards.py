@@ -78,6 +78,12 @@ class Shards:
         """Rows [num_envs, rows, ...] and counters [num_envs] of one shard, by name, as views of shared memory."""
         return {name: getattr(self, name)[self.lanes(shard)] for name in self.slots.spec}
 
+    def drop_incomplete(self, shard: int) -> None:
+        """Drop the transitions that were incomplete when the last writer of a shard was killed."""
+        arrays = self.arrays(shard)
+        lane, row = spread(arrays["committed"], arrays["written"])
+        arrays["priority"][lane, row % self.rows] = 0.0
+
     def fields(self) -> dict[str, Tensor]:
         """Rows of all shards, by name, as views of shared memory [lanes, rows, ...]."""
         return {name: field for name, field in self.slots[0].items() if name not in COUNTERS}

@@ -8,7 +8,7 @@ import torch
 
 from a3c_mp.processes.memory_order import publish_counters, read_counters
 from a3c_mp.processes.slots import Spec
-from a3c_mp.replay.shards import Shards, spread
+from a3c_mp.replay.shards import Shards
 
 MIN_PRIORITY = 1e-6  # added to every |TD error|, so that each transition can be drawn (Schaul et al. 2016, section 3.3)
 
@@ -75,9 +75,7 @@ class Writer:
         self.returns, self.q = np.zeros((2, n_step, shards.num_envs))  # discounted sums of the rewards so far, Q(s, a)
         self.pending = np.zeros((n_step, shards.num_envs), np.bool_)  # whether a transition is incomplete
         self.t = np.zeros_like(self.row)  # [B] steps since the episode's start
-        # Those that were incomplete when the last writer was killed.
-        lane, row = spread(self.arrays["committed"], self.arrays["written"])
-        self.arrays["priority"][lane, row % self.rows] = 0.0
+        shards.drop_incomplete(shard)
 
     def fields(self) -> dict[str, np.ndarray]:
         """State that a successor needs to continue from here, besides the contents of the shard."""

@@ -43,7 +43,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     lines = [" · ".join(parts)]
     if found and layout:
         lines.append(f"observations: {layout}")
-    lines += filter(None, [note_on_inputs(net)])
+    if note := note_on_inputs(net):
+        lines.append(note)
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     goal = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"
     if args.games_explore and "stop_return" in ends:
@@ -53,7 +54,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
     cores = note_on_cores(args) if args.cuda else ""
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}{cores}")
-    lines += filter(None, [note_on_speed(args)])
+    if note := note_on_speed(args):
+        lines.append(note)
     if args.eval_every:
         flags = f"--episodes {args.eval_episodes} --seed {evaluation_seed(args)}"
         if args.eval_max_steps != CommonArgs.eval_max_steps:

@@ -2,8 +2,8 @@
 
 `step_<steps>.pt` and its manifest `step_<steps>.json`, with the SHA-256 of the bytes, are written to temporary files,
 synced and renamed, the manifest last. A checkpoint exists once its manifest does. The last three are kept, and as
-`best_<steps>.pt` the best one so far and that as of each of the three. It holds the net, and
-chosen by the mean return of training the progress of the run, too.
+`best_<steps>.pt` the best one so far and that as of each of the three. It holds the net; if it was chosen by the mean
+return of training, also the run's progress.
 """
 
 import copy

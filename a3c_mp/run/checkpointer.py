@@ -1,14 +1,18 @@
 """Checkpoints of a run: when they are due, and what they hold (net, optimizer, random numbers, progress, parts)."""
 
 import copy
+import io
 import math
+import pickle
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from a3c_mp.config import has_checkpoint
 from a3c_mp.errors import CheckpointError, ConfigError
@@ -17,6 +21,20 @@ from a3c_mp.run import checkpoint
 from a3c_mp.run.run_dir import name_of
 
 BEST_SECONDS = 10.0  # shortest time between two files of the best net between checkpoints
+
+
+def check_parts(parts: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a part whose state can be written, but not read, as one of numpy's values."""
+    for name, part in parts.items():
+        file = io.BytesIO()
+        torch.save(tree_map_only(Tensor, lambda tensor: tensor.new_empty(0), part), file)
+        try:
+            torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        except pickle.UnpicklingError as error:
+            kind = re.search(r"GLOBAL (\S+)", str(error))
+            why = f"its state_dict has {kind[1] if kind else 'values'} that a checkpoint could not give back"
+            fix = "make it of tensors, numbers, text, lists, tuples and dicts"
+            raise ConfigError("saved", name, why, fix) from error
 
 
 class Checkpointer:
@@ -108,15 +126,13 @@ class Checkpointer:
             self._write_best(self._unwritten)
         if progress.is_best:
             progress.evals.best = {}  # its net is no longer the best one
-        state = self.state_dict()
-        try:
-            if progress.is_best:  # first: the state says so already; without what only a resume needs
-                best = {name: part for name, part in state.items() if name != "extra"}
-                checkpoint.save(self.folder, best, "best", **self.origin)
-            self.newest = checkpoint.save(self.folder, state, **self.origin)
-            self.saved_steps, progress.best_mean = progress.steps, state["best_mean"]
-        except (OSError, CheckpointError) as error:
-            self.log.warning(f"checkpoint at {progress.steps:,} steps not written to {self.folder}: {error}")
+        state, what = self.state_dict(), f"checkpoint at {progress.steps:,} steps"
+        if self.newest is None:
+            check_parts(state["extra"])
+        # The best one first: the state says so already. It is without what only a resume needs.
+        best = {name: part for name, part in state.items() if name != "extra"}
+        if (not progress.is_best or self._write(what, best)) and (path := self._write(what, state, "step")):
+            self.newest, self.saved_steps, progress.best_mean = path, progress.steps, state["best_mean"]
         self._tried_steps, self._tried_seconds = progress.steps, time.monotonic()
         self._best_seconds = self._tried_seconds
 
@@ -127,11 +143,8 @@ class Checkpointer:
             return
         self.progress.evals.best = {}
         state, self._best_seconds = self.progress.state_dict(), time.monotonic()
-        try:
-            checkpoint.save(self.folder, state | {"net": self.net.state_dict()}, "best", **self.origin)
+        if self._write(f"best checkpoint at {self.progress.steps:,} steps", state | {"net": self.net.state_dict()}):
             self.progress.best_mean = state["best_mean"]
-        except (OSError, CheckpointError) as error:
-            self.log.warning(f"best checkpoint at {self.progress.steps:,} steps not written to {self.folder}: {error}")
 
     def save_best(self, net: nn.Module, steps: int) -> None:
         """Write the net of the best evaluation, of weights after these agent steps; a failure costs a warning."""
@@ -140,10 +153,13 @@ class Checkpointer:
 
     def _write_best(self, state: dict[str, Any]) -> None:
         """Write the net of the best evaluation, or keep a copy of it for the next checkpoint."""
+        is_written = self._write(f"best checkpoint, of {state['steps']:,} steps,", state)
+        self._unwritten = None if is_written else copy.deepcopy(state)
+
+    def _write(self, what: str, state: dict[str, Any], kind: str = "best") -> Path | None:
+        """Write a checkpoint file and return its path; a failure costs a warning."""
         try:
-            checkpoint.save(self.folder, state, "best", **self.origin)
-            self._unwritten = None
+            return checkpoint.save(self.folder, state, kind, **self.origin)
         except (OSError, CheckpointError) as error:
-            self._unwritten = copy.deepcopy(state)
-            what = f"best checkpoint, of {state['steps']:,} steps,"
             self.log.warning(f"{what} not written to {self.folder}: {error}")
+            return None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode, EpisodeStats
+from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import mask_logits
 from a3c_mp.nets.layers import reset_state
@@ -125,7 +126,13 @@ class EvaluatorProcess:
         spec: Spec = {"returns": ((num,), torch.float64), "lengths": ((num,), torch.int64)}
         self.weights, self.results = Weights(net), Slots(spec, 1)
         # The start of a process would move a net into /dev/shm, and bytes not. New values pass through `weights`.
-        shared = args, pickle.dumps(net), make_policy, self.weights, self.results
+        try:
+            net_bytes = pickle.dumps(net)
+        except Exception as error:  # of a net of the user's own
+            why = f"the net cannot be sent to the evaluator's process: {one_line(error)}"
+            fix = "define its classes and functions at the top of a module, or leave --eval-every out"
+            raise ConfigError("eval-every", args.eval_every, why, fix) from error
+        shared = args, net_bytes, make_policy, self.weights, self.results
         options = WorkerOptions(
             name="evaluator", niceness=NICENESS, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
             slots_per_worker=1, versions=[self.weights.version + 1],  # the first snapshot starts the process
@@ -159,8 +166,7 @@ class EvaluatorProcess:
             self.workers.__exit__()
 
     def _on_restart(self, event: WorkerEvent) -> None:
-        self.run.progress.evals.restarts += 1
-        self.run.log.warning(event.text)
+        self.run.progress.evals.record_restart(event.text)
 
     def _read(self, filled: list[Filled]) -> PlayedGames | None:
         if not filled:

@@ -76,6 +76,11 @@ class Evaluations:
         """Evaluate the net of a run, which records the results."""
         self.run, self.snapshot = run, copy.deepcopy(run.net).cpu().requires_grad_(False)
 
+    def record_restart(self, text: str) -> None:
+        """Record that the evaluator has been replaced, and why."""
+        self.restarts += 1
+        self.run.log.warning(text)
+
     def end_round(self, steps: int) -> bool:
         """Record a result that has arrived, and start the next evaluation when it is due; called after each round.
 

@@ -203,7 +203,7 @@ def play_rendered(
     after()
     while not done:
         mask = mask_in(info, env.action_space)
-        action = policy(obs[None], np.array([length == 0]), None if mask is None else mask[None])[0]
+        action = policy(np.asarray(obs)[None], np.array([length == 0]), None if mask is None else mask[None])[0]
         obs, reward, terminated, truncated, info = env.step(action)
         episode_return, length = episode_return + np.asarray(reward).item(), length + 1
         after()

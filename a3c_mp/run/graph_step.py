@@ -2,12 +2,13 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
@@ -42,8 +43,7 @@ class GraphStep:
 
     def take(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics:
         """Take a step; the next one with batches of this shape overwrites the metrics that it returns."""
-        leaves: list[Any] = []
-        _map(leaves.append, batch)
+        leaves, form = tree_flatten(batch)
         leaves = [float(leaf) if _is_number_on_cpu(leaf) else leaf for leaf in leaves]
         inputs = [self._number(i, leaf) if isinstance(leaf, float) else leaf for i, leaf in enumerate(leaves)]
         for i, group in enumerate(self.optimizer.param_groups):
@@ -52,8 +52,7 @@ class GraphStep:
         key = (gradients, loss, constants, *map(_kind, leaves))
 
         def step(inputs: list[Any]) -> Metrics:
-            parts = iter(inputs)
-            return self._step(gradients, settings, loss, *_map(lambda leaf: next(parts), batch))
+            return self._step(gradients, settings, loss, *tree_unflatten(inputs, form))
 
         current = torch.cuda.current_stream(self.device)
         if key not in self.graphs:
@@ -172,19 +171,10 @@ class GraphStep:
         for names, sums in self.sums.items():
             *totals, num = sums.tolist()
             sums.zero_()
-            for name, total in zip(names, totals if num else (), strict=bool(num)):
-                found[name].append((total, num))
+            if num:
+                for name, total in zip(names, totals, strict=True):
+                    found[name].append((total, num))
         return {name: sum(t for t, _ in pairs) / sum(n for _, n in pairs) for name, pairs in found.items()}
-
-
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to all that tuples, lists and mappings hold, at any depth."""
-    if isinstance(value, Mapping):
-        return {name: _map(function, value[name]) for name in sorted(value)}
-    if not isinstance(value, tuple | list):
-        return function(value)
-    parts = [_map(function, part) for part in value]
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
 def _is_number_on_cpu(value: Any) -> bool:

@@ -54,9 +54,6 @@ class Setup:
     def begin(self, learner: Learner) -> None:
         """Called once `saved` is restored, before `kept`, weights and states of actors are, and before actors start."""
 
-    def end(self, learner: Learner, error: BaseException | None) -> None:
-        """Called after the last round and before actors end."""
-
     def rounds(self, learner: Learner) -> Any:
         """Iterate over what the chapter learns from."""
         raise NotImplementedError
@@ -141,7 +138,6 @@ class Learner:
         with ExitStack() as stack:
             stack.callback(lambda: [*map(self.run.on_restart, self._events)])  # pending ones, also when the run fails
             stack.enter_context(self.pool)
-            stack.push(lambda kind, error, trace: self.setup.end(self, error))
             self._leaving = stack.pop_all()
         return self
 

@@ -171,7 +171,10 @@ class Means:
     def pop(self) -> dict[str, float]:
         """Return the means; the next ones are of what is added from now on."""
         values, self.values = self.values, defaultdict(list)
-        return {name: torch.stack([torch.as_tensor(v) for v in found]).mean().item() for name, found in values.items()}
+        return {
+            name: torch.stack([torch.as_tensor(v, dtype=torch.float32) for v in found]).mean().item()
+            for name, found in values.items()
+        }
 
 
 class RateClock:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import struct
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from a3c_mp.errors import CheckpointError
+from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.run import checkpoint
 from a3c_mp.run.checkpoint import list_checkpoints, set_aside_newer, sha256_of_weights
+from a3c_mp.run.checkpointer import check_parts
 
 ORIGIN = {"algorithm": "a3c_data", "env_id": "CartPole-v1"}
 
@@ -73,6 +75,13 @@ def test_the_hash_is_that_of_the_file_also_where_the_state_changes_meanwhile(tmp
     monkeypatch.setattr(torch, "save", save_and_change)
     path = checkpoint.save(tmp_path, state, **ORIGIN)
     assert load(path)["net"]["weight"].tolist() == [7.0] * 3
+
+
+@pytest.mark.parametrize("value", [np.zeros(2), np.float64(1.0), Path("a")], ids=str)
+def test_a_part_that_could_not_be_read_again_is_refused_by_name(value):
+    check_parts({"plain": {"a": [torch.ones(2), (1, "b")], "c": OrderedDict(d=None)}})
+    with pytest.raises(ConfigError, match=r"^saved=mine: its state_dict has \S+ that a checkpoint could not give back"):
+        check_parts({"mine": {"a": [value]}})
 
 
 def test_a_restored_optimizer_keeps_no_file_mapped(tmp_path):

@@ -5,7 +5,7 @@ import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -44,6 +44,10 @@ class Args(Base):
 
     passes: Count = 1
     """times that every sample is learned from; 100% of them"""
+    order: Literal[1, 2] = 1
+    """of the method"""
+    switch: bool | None = None
+    """on, off or neither"""
 
 
 PRESETS = {"CartPole-v1": {"stop_return": 475.0, "gamma": 0.98}, "PongNoFrameskip-v4": {"stop_return": 18.0}}
@@ -185,6 +189,7 @@ def test_no_run_to_resume_may_be_said():
 
 def test_keyword_arguments_from_python_keep_their_types():
     given = {"a": "1", "b": "true", "c": "null", "d": "text", "e": 2.5, "f": [1, "2"], "g": None}
+    given |= {"l": " \t", "m": '{"a": 1}', "n": (5, 5), "o": {1: 2}, "p": {"q": [np.int64(1)]}}
     others = {"h": np.int64(3), "i": "sim-{actor}", "j": Path("/a"), "k": np.arange(2)}
     _, *pairs = as_flag("env_kwargs", given | others)
     _, found = split_id(with_kwargs("A-v0", [pair.strip() for pair in pairs]))
@@ -205,6 +210,12 @@ def test_what_is_done_to_an_environment_is_in_its_id_and_settings_follow_what_it
     wrapper = ["--wrapper", "gymnasium.wrappers:AtariPreprocessing", "--frame-stack", "4"]
     args = parse_args(PPOArgs, {"PongNoFrameskip-v4": {"gamma": 0.5}}, "", ["--env-id", "PongNoFrameskip-v4", *wrapper])
     assert (args.net, args.gamma) == ("a3c", 0.5), "a preset is for images here, too"
+    wrapper, of_a_box = (
+        ["--wrapper", "gymnasium.wrappers:DiscretizeAction,bins=5"],
+        {"Pendulum-v1": {"noise_steps": 16}},
+    )
+    args = parse_args(PPOArgs, of_a_box, "", ["--env-id", "Pendulum-v1", *wrapper])
+    assert (args.noise_steps, args.num_envs) == (1, PPOArgs.vectors["num_envs"]), "it was for other actions"
     pytest.importorskip("Box2D")  # gymnasium has no wheel of it for Python 3.14
     args = parse_args(
         PPOArgs, {}, "", ["--env-id", "CarRacing-v3", "--wrapper", "gymnasium.wrappers:FlattenObservation"]
@@ -364,6 +375,8 @@ def test_a_resumed_run_keeps_its_settings_except_for_flags_given_now(saved_run):
     now = parse("--resume", str(folder), "--total-steps", "2e6", "--checkpoint-steps=7")
     assert now == dataclasses.replace(args, total_steps=2_000_000, checkpoint_steps=7)
     assert parse("--resume", str(saved_run(checkpoint_steps=7))).checkpoint_steps == 7
+    others = parse("--resume", str(saved_run(order=2, switch=None)))
+    assert (others.order, others.switch) == (2, None)
 
 
 def test_the_folder_of_a_resumed_run_is_the_one_that_is_named(saved_run):

@@ -133,13 +133,15 @@ class Video(Env):
     """Brighter with each step; a number beside the picture counts the steps, and a text says nothing."""
 
     def __init__(self, **parts):
-        self.observation_space = Dict(picture=Box(0, 255, (80, 88), np.uint8), step=Box(0, 9, (1,)), text=Mission())
+        self.observation_space = Dict(
+            picture=Box(0, 255, (80, 88), np.uint8), step=Box(0, 9, (1,)), text=Mission(), none=Box(0, 1, (0,))
+        )
         if not parts.get("beside", True):
             self.observation_space = self.observation_space["picture"]
 
     def _obs(self):
         picture = np.full((80, 88), 10 * self.t, np.uint8)
-        obs = {"picture": picture, "step": np.float32([self.t]), "text": "abc"}
+        obs = {"picture": picture, "step": np.float32([self.t]), "text": "abc", "none": np.zeros(0)}
         return obs if isinstance(self.observation_space, Dict) else picture
 
     def reset(self, **kwargs):
@@ -162,7 +164,7 @@ def test_images_are_scaled_and_stacked_from_zeros_on(beside, register):
         assert [image[:, 7, 7].tolist() for image in images] == [[0, 0, 10], [0, 10, 20], [10, 20, 30], [20, 30, 40]]
         assert not beside or [each[-1] for each in obs] == [1, 2, 3, 4]
     of = "of picture (80, 88) uint8" if beside else "of (80, 88) uint8"
-    rest = ", step 4800; left out: text (text)" if beside else ""
+    rest = ", step 4800; left out: text (text), none (empty)" if beside else ""
     assert wrappers.layout(env) == f"image (3, 40, 40) {of}, 3 frames{rest}"
     vector = make_vec_env(with_extras(env_id, {"frame_stack": 2}), 2, seed=0)
     vector.reset()

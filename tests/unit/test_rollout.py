@@ -9,10 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a3c_mp.data.rollout import InfoField, Rollout, empty_rollout, minibatches, rollout_spec, write_step
+from a3c_mp.errors import ConfigError
 from a3c_mp.wrappers import make_vec_env
 
 IMAGES = Box(0, 255, (4, 84, 84), np.uint8)
 VECTORS = Box(-1.0, 1.0, (3,), np.float32)
+
+
+@pytest.mark.parametrize("name", ["reward", "action_mask"])
+def test_a_name_that_is_taken_is_refused_for_a_field_of_ones_own(name):
+    with pytest.raises(ConfigError, match=f"^rollout_fields={name}: .*; rename it"):
+        rollout_spec(5, 3, VECTORS, Discrete(2), extra={name: InfoField()})
 
 
 def test_a_rollout_made_from_the_spec_has_its_fields():

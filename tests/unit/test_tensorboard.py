@@ -101,8 +101,8 @@ def test_means_are_over_tensors_and_over_calls_until_they_are_popped_and_keep_no
     assert not means.values["losses/value"][1].requires_grad
     assert means.pop() == {"losses/value": 5.0, "charts/policy_lag": 4.0}
     assert means.pop() == {}
-    means.add({"losses/value": torch.tensor(1.0).bfloat16()})
-    assert means.pop() == {"losses/value": 1.0}
+    means.add({"losses/value": torch.tensor(1.0).bfloat16(), "samples": 3, "is_late": True})
+    assert means.pop() == {"losses/value": 1.0, "samples": 3.0, "is_late": 1.0}
 
 
 class Module(types.ModuleType):

@@ -36,6 +36,7 @@ def picture(*shape):
 
 
 def stay(obs, starts, mask):
+    assert isinstance(obs, np.ndarray)
     return np.zeros(len(obs), np.int64)
 
 
@@ -93,7 +94,7 @@ def test_an_environment_that_cannot_be_rendered_says_why(register, tmp_path):
 
 def test_a_game_in_a_window(register, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":0")
-    env = open_rendered(register(entry_point=Rendered), None)
+    env = open_rendered(register(entry_point=Rendered, changes={"obs": [0.0, 0.5, 1.0]}), None)
     assert env.unwrapped.render_mode == "human"
     assert play_rendered(stay, env, seed=0, max_steps=5).length == 5
 
