@@ -44,7 +44,7 @@ class Args:
     max_steps: Count = CommonArgs.eval_max_steps
     """longest game (agent steps): it is cut there, with the score so far; Atari ends games there itself"""
     sampled: bool = False
-    """stochastic policy: sample actions instead of taking the most probable one; no effect for Ape-X and populations"""
+    """stochastic policy: sample actions instead of taking the most probable one; no effect for nets of action values"""
     random: bool = False
     """play random actions in the environment of the run: what its returns are to be compared with"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 10_000
@@ -52,7 +52,8 @@ class Args:
     num_envs: Count = NUM_ENVS
     """parallel environments"""
     member: Annotated[int, Between(0)] | None = None
-    """population: the member at this place of the newest checkpoint, instead of the fittest so far"""
+    """population: the member at this place of the newest checkpoint, instead of the fittest so far; where members
+    evolve, it is the child that the next generation begins with, which has not learned yet"""
     video: Path | None = None
     """record one more episode to this mp4 file (needs imageio-ffmpeg)"""
     window: bool = False

@@ -53,7 +53,7 @@ def loss(args: Any, net: Any, target_net: Any, batch: Batch) -> tuple[Tensor, di
 def learn(args: Any, generation: Any, batch: Batch) -> None:
     """Take one gradient step of a member, and now and then move its target net."""
     train_a3c_data.gradient_step(args, generation, loss, generation.state.target_net, batch)
-    if generation.state.updates % args.target_period == 0:
+    if generation.updates % args.target_period == 0:
         move_target(generation.state.target_net, generation.net, args.target_rate)
 
 

@@ -196,7 +196,7 @@ def main() -> int:
         summary = common.read_summary(folder)
         names = ("steps", "wall_seconds", "sps", "exit_reason", "weights_sha256")
         played = common.read_games(folder)
-        found = {"scores": scores_of(played, args.steps), "curve": common.curve_of(played)}
+        found = {"scores": scores_of(played, min(args.steps, summary["steps"])), "curve": common.curve_of(played)}
         return {name: summary[name] for name in names} | found
 
     measure(path, result, in_turns(args.games, args.seeds), run, table)

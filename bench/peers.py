@@ -13,6 +13,7 @@ workers as there are cores. Updates per step, nets and batch sizes differ, so ra
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import statistics
@@ -161,6 +162,9 @@ def points_of_chapter(command: Sequence[str], args: Args, seed: int) -> list[Poi
     means = common.scalars(folder, "eval/confirmed_mean" if is_population else "charts/mean_return_100")
     mean_at = {point.step: point.value for point in means}
     games, points = common.read_games(folder), common.scalars(folder, "time/elapsed_seconds")
+    if not is_population:  # the mean of fewer games counts in no library
+        first = games[common.MIN_GAMES - 1].steps if len(games) >= common.MIN_GAMES else math.inf
+        mean_at = {step: mean for step, mean in mean_at.items() if step >= first}
     summary = common.read_summary(folder)
     found = [(point.value, point.step, mean_at.get(point.step)) for point in points if point.step < summary["steps"]]
     mean = summary["mean_return_100"] if len(games) >= common.MIN_GAMES else None
@@ -186,26 +190,28 @@ def steady_sps(points: Sequence[Point]) -> float | None:
 
 
 def rates_of(runs: Sequence[Result]) -> dict[str, list[float]]:
-    """Row -> steps a second of its runs, lowest first."""
+    """Row -> steps a second of its runs, lowest first, as far as they are known; rows without any are left out."""
     rates: dict[str, list[float]] = {}
     for run in runs:
-        rates.setdefault(run["row"], []).append(run["sps"] or 0.0)
+        if run["sps"] is not None:
+            rates.setdefault(run["row"], []).append(run["sps"])
     return {row: sorted(found) for row, found in rates.items()}
 
 
 def table(result: Result) -> str:
     """A line for each row: its rate, relative to the first row's, then what each run came to."""
     rates = rates_of(result["runs"])
-    first = statistics.median(next(iter(rates.values())))
-    lines = []
+    middles = {row: statistics.median(found) for row, found in rates.items()}
+    first, lines = middles.get(result["runs"][0]["row"]), []
     for run in result["runs"]:
-        middle = statistics.median(rates[run["row"]])
-        relative = f"{middle / first:.2f}" if first else "-"
+        middle = middles.get(run["row"])
+        relative = f"{middle / first:.2f}" if middle is not None and first else "-"
         goal = [f"{run['seconds'] / 60:.1f}", f"{run['steps']:,}"] if run["solved"] else ["not reached", "-"]
         seconds, steps, mean = run["last"]
         end = f"{'-' if mean is None else f'{mean:.1f}'} after {seconds / 60:.1f} min, {steps:,} steps"
         rate = "-" if run["sps"] is None else f"{run['sps']:,.0f}"
-        lines.append([run["row"], str(run["seed"]), rate, f"{middle:,.0f}", relative, *goal, end])
+        shown = "-" if middle is None else f"{middle:,.0f}"
+        lines.append([run["row"], str(run["seed"]), rate, shown, relative, *goal, end])
     titles = ["seed", "steps/s", "median", "relative", "minutes", "steps", "end of the run"]
     return markdown_table(["row", *titles], sorted(lines))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -175,7 +176,7 @@ def counted(kills: Sequence[Kill], settings: Result, folder: Path) -> Result:
     if kills:
         found |= {"replaced": len(times), "replaced_after": [kill.replaced_after for kill in kills]}
     if times:
-        found |= {"replaced_after_median": times[len(times) // 2], "replaced_after_max": times[-1]}
+        found |= {"replaced_after_median": statistics.median(times), "replaced_after_max": times[-1]}
     summary = common.read_summary(folder)
     if "replay_ratio" in settings and summary["steps"] > settings["learning_starts"]:
         learned = summary["updates"] * settings["batch_size"]
@@ -186,8 +187,8 @@ def counted(kills: Sequence[Kill], settings: Result, folder: Path) -> Result:
 
 
 def is_learning(folder: Path) -> bool:
-    """Whether a run has written its first curves: until then its events are a header of less than 100 bytes."""
-    return any(path.stat().st_size > 500 for path in folder.glob("events.*"))
+    """Whether the first games of a run have ended."""
+    return common.steps_taken(folder) > 0
 
 
 def table(result: Result) -> str:

@@ -116,7 +116,8 @@ class Outbox:
         self.collector.write_state(token, self.rollout)
         # Reading the means waits for the GPU, so the slot is complete then.
         found = with_diagnostics(metrics) | self.action_metrics
-        means = [torch.as_tensor(value).detach().float().mean() for value in found.values()]
+        device = gradient.vector.device  # the rollout's metrics are of the CPU
+        means = [torch.as_tensor(value, device=device).detach().float().mean() for value in found.values()]
         *figures, total = torch.stack([*means, gradient.vector.sum()]).tolist()
         named = dict(zip(found, figures, strict=True))
         own = [named[name] for name in metrics if name in named]  # no explained variance: it can overflow

@@ -220,7 +220,8 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         why = f"{path} has {error.given}: {error.why}"
         fix = "remove it there" if others else "correct it there, or give its flag now"
         raise ConfigError("resume", folder, why, fix) from None
-    for name in args_class.fixed:
+    members_own = getattr(args_class(**{**settings, **given}), "evolving", ())  # genes
+    for name in (*args_class.fixed, *members_own):
         if name in given and given[name] != saved.get(name, given[name]):
             raise ConfigError(flag_name(name), given[name], f"the run in {folder} has {saved[name]}", "leave it out")
     return settings

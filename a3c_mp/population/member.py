@@ -91,9 +91,15 @@ class MemberGeneration:
         self.result = memory.results[self.place]
         self.steps, self.games = memory.progress[:, self.place].zero_()  # for the display
         self.rng = torch.Generator().manual_seed(seed)
+        self._updates_before = self.state.updates
         self.counts, self.means, self.stats = Counter[str](), Means(), EpisodeStats(args.num_envs)
         self.reward_scale = float(self.net.reward_scale) if args.reward_scale is None else args.reward_scale
         self.net.reward_scale.fill_(self.reward_scale)
+
+    @property
+    def updates(self) -> int:
+        """As `MemberState.updates`, which waits for the GPU."""
+        return self._updates_before + self.counts["updates"]
 
     def take_step(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics:
         """Take a step with the gradients that `gradients(args, self, loss, *batch)` leaves, and return its metrics."""

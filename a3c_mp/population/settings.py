@@ -12,6 +12,7 @@ from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Rew
 from a3c_mp.errors import ConfigError
 from a3c_mp.population.genes import Gene, read_genes
 
+ARCHITECTURE = ("hidden", "activation", "convolutions")  # of the first members
 MUTATIONS = ("none", "architecture", "parameters", "activation", "hyperparameters")
 """kinds of mutation; `--mutate-KIND` is the relative probability of each"""
 Activation = Literal["relu", "elu", "gelu", "tanh"]
@@ -39,7 +40,7 @@ class Args(RewardArgs, CommonArgs):
     chapter = "population"
     actors_flag = "population"
     actor_name = "member"
-    fixed = (*CommonArgs.fixed, "algo", "population", "num_envs", "generation_steps")
+    fixed = (*CommonArgs.fixed, "algo", "population", "num_envs", "generation_steps", *ARCHITECTURE)
     actors_learn = True
     family: ClassVar[Literal["q", "actor_critic"]] = "q"
     """nets: action values, with a target net; or a policy and a value"""

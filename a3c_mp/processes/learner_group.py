@@ -38,7 +38,7 @@ class LearnerGroup:
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
-        self.rank, self.size, self._cuda = rank, size, False
+        self.rank, self.size, self._cuda, self._is_aborted = rank, size, False, False
 
     def connect(self, place: str | tuple[str, int], gpu: int | None, seconds: float) -> None:
         """Connect to the others, which meet at a file that all can open, or at host and port of a `dist.TCPStore`.
@@ -70,7 +70,7 @@ class LearnerGroup:
             return
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         with losing_peers():
-            dist.all_reduce(flat)
+            self._wait(dist.all_reduce(flat, async_op=True))
         parts = (flat / self.size).split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.detach().copy_(part.view_as(tensor))
@@ -86,11 +86,11 @@ class LearnerGroup:
             return tensor
         nums = [torch.empty(1, dtype=torch.int64, device=tensor.device) for _ in range(self.size)]
         with losing_peers():
-            dist.all_gather(nums, torch.full_like(nums[0], len(tensor)))
+            self._wait(dist.all_gather(nums, torch.full_like(nums[0], len(tensor)), async_op=True))
             padded = tensor.new_zeros(int(max(nums)), *tensor.shape[1:])  # the operation needs equal shapes
             padded[: len(tensor)] = tensor
             parts = [torch.empty_like(padded) for _ in range(self.size)]
-            dist.all_gather(parts, padded)
+            self._wait(dist.all_gather(parts, padded, async_op=True))
         return torch.cat([part[: int(num)] for part, num in zip(parts, nums, strict=True)])
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
@@ -109,8 +109,10 @@ class LearnerGroup:
         return buffer.numpy().tobytes()
 
     def _wait(self, work: Any) -> None:
-        """Wait for the end of an operation that exchanges bytes."""
+        """Wait for the end of an operation. NCCL's host waits here alone, and its timeout counts nowhere else."""
         work.wait()
+        if self._is_aborted:  # an operation that is aborted meanwhile may seem complete
+            raise PeerLost("another learner has died")
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """A copy of one learner's tensor on the CPU; the others' have its shape and dtype, and are not used."""
@@ -143,6 +145,7 @@ class LearnerGroup:
     def abort(self) -> None:
         """NCCL: abort what is queued on the GPU (ncclCommAbort), so that waiting for it raises (not run on GPUs)."""
         if self._cuda and dist.is_initialized():
+            self._is_aborted = True
             with suppress(RuntimeError):  # aborted already
                 dist.distributed_c10d._get_default_group().abort()
 

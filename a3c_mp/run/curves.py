@@ -39,6 +39,19 @@ class Curve(NamedTuple):
     counts: np.ndarray  # bool: whether the mean is over enough games to have reached a goal
 
 
+def settings_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run, and its commit; those that a later start has changed as `0.001 -> 0.0001`."""
+    starts = [{**start["args"], "commit": start.get("commit")} for start in config.get("starts") or [config]]
+    is_population = str(config["algorithm"]).startswith("population")  # evaluation decides who has children
+    left_out = NOT_SETTINGS - {"eval_episodes", "eval_max_steps"} if is_population else NOT_SETTINGS
+    found = {}
+    for name, value in starts[-1].items():
+        earlier = [start[name] for start in starts if start.get(name, value) != value]
+        changes = [*dict.fromkeys(map(str, earlier)), str(value)]
+        found[name] = " -> ".join(changes) if earlier and name != "total_steps" else value
+    return {name: value for name, value in found.items() if name not in left_out and name != "stop_return"}
+
+
 Group = tuple[str, list[Curve]]  # label, and runs of one algorithm and environment that differ only in the seed
 
 
@@ -46,10 +59,10 @@ def read_curve(folder: Path, window: int) -> Curve:
     """Read a run folder. Raises ConfigError if it is none, or no game has ended yet."""
     try:
         config = json.loads((folder / "config.json").read_text())
-        settings = {name: value for name, value in config["args"].items() if name not in NOT_SETTINGS}
+        settings = settings_of(config)
         algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
         seed, is_named = int(config["args"]["seed"]), not re.search(r"-s\d+-\d{8}-\d{6}", folder.name)
-        goal, settings["commit"] = settings.pop("stop_return", None), config.get("commit")
+        goal = config["args"].get("stop_return")
         goal = None if goal is None else float(goal)
         episodes = read_episodes(folder / "episodes.csv")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

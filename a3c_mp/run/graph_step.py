@@ -49,7 +49,7 @@ class GraphStep:
         for i, group in enumerate(self.optimizer.param_groups):
             self._number(f"learning rate {i}", group["lr"])
         settings, constants = self._settings(args)
-        key = (gradients, loss, constants, *map(_kind, leaves))
+        key = (gradients, loss, constants, form, *map(_kind, leaves))
 
         def step(inputs: list[Any]) -> Metrics:
             return self._step(gradients, settings, loss, *tree_unflatten(inputs, form))

@@ -94,7 +94,8 @@ class Tracker:
             self._give_up(error)
 
     def scalars(self, steps: int, points: Mapping[str, float]) -> None:
-        self._call("log", {**points, "steps": steps})
+        # wandb takes no earlier step than the last one, trackio has no other axis.
+        self._call("log", {**points, "steps": steps}, **({} if self.name == "wandb" else {"step": steps}))
 
     def close(self) -> None:
         """Have everything sent, for at most `FINISH_SECONDS`: signals do not end the process meanwhile."""
@@ -102,10 +103,10 @@ class Tracker:
             late = f"{self.name} has not sent everything after {FINISH_SECONDS:.0f} s"
             self.log.warning(f"{late}; TensorBoard has all curves")
 
-    def _call(self, function: str, *args: Any) -> None:
+    def _call(self, function: str, *args: Any, **named: Any) -> None:
         if self.module is not None:
             try:
-                getattr(self.module, function)(*args)
+                getattr(self.module, function)(*args, **named)
             except Exception as error:
                 self._give_up(error)
 

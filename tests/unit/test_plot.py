@@ -175,3 +175,14 @@ def test_an_aborted_run_does_not_cut_the_mean_and_a_solved_one_keeps_its_last_va
     band = curves.band_of([solved, whole], "minutes")
     assert band.mean[-1] == 75.0
     assert set(band.number) == {2}
+
+
+@pytest.mark.parametrize("algorithm", ["a3c_data", "population_dqn"])
+def test_settings_that_a_resume_has_changed_are_both_there_and_evaluation_is_one_of_populations(algorithm):
+    def start(rate, total_steps):
+        own = {"seed": 1, "stop_return": 5.0, "eval_episodes": 20}
+        return {"args": own | {"learning_rate": rate, "total_steps": total_steps}, "commit": "abc"}
+
+    found = curves.settings_of({"algorithm": algorithm, **start(0.1, 9), "starts": [start(0.2, 5), start(0.1, 9)]})
+    expected = {"learning_rate": "0.2 -> 0.1", "total_steps": 9, "commit": "abc"}
+    assert found == expected | ({"eval_episodes": 20} if algorithm == "population_dqn" else {})

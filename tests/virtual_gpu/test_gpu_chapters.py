@@ -55,6 +55,7 @@ OTHERS = {
     "a3c_data, masks": Case(A3C_DATA, env_id=MASKED),
     "a3c_data, evaluated": Case(A3C_DATA, (*SHORT, "--eval-every", "200", "--eval-episodes", "1")),
     "a3c_grad, deterministic": Case(A3C_GRAD, (*SHORT, "--deterministic")),
+    "a3c_grad, continuous": Case(A3C_GRAD, env_id=PENDULUM),
     "a3c_grad, images": Case(A3C_GRAD, ("--total-steps", "200"), PONG),
     "apex_dqn, images": Case(APEX_DQN, DRAWING, PONG),
     "apex_dqn, two GPUs": Case(APEX_DQN, (*DRAWING, "--num-learners", "2"), gpus=2),
@@ -72,7 +73,9 @@ WAITS = {
     "precision.acting_forward.<locals>.forward": {"step": 1, "load": 2},  # the first of a run; games that are truncated
     "transitions.TransitionCollector.fill": {"load": 1},  # the scale of rewards
     "gradients.Outbox.collect": {"load": 1},
-    "gradients.Outbox.write": {"load": 5},
+    "gradients.Outbox.write": {"load": 6},
+    "gradients.Outbox.write.<locals>.<listcomp>": {"load": 1},  # in Python 3.11; where actions lie at their bounds
+    "learner.Learner._copied": {"update": 2},  # rewards and ends of games, for the scale of rewards
     "resume_states.ResumeStates.write": {"load": 2},  # of deterministic runs
     "weights.Weights._wait_for_copies": {"load": 1},
     "weights.Weights.publish": {"load": 1},  # for actors on the CPU
