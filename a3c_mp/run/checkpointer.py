@@ -27,7 +27,7 @@ def check_parts(parts: Mapping[str, Any]) -> None:
     """Raise ConfigError for a part whose state can be written, but not read, as one of numpy's values."""
     for name, part in parts.items():
         file = io.BytesIO()
-        torch.save(tree_map_only(Tensor, lambda tensor: tensor.new_empty(0), part), file)
+        torch.save(tree_map_only(Tensor, lambda tensor: torch.empty(0), part), file)
         try:
             torch.load(io.BytesIO(file.getvalue()), weights_only=True)
         except pickle.UnpicklingError as error:
