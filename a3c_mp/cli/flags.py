@@ -136,9 +136,10 @@ def _as_text(value: Any) -> str:
     if isinstance(value, str) and value == value.strip() and (EXPRESSION.search(value) or parsed(value) == value):
         return value
     text = json.dumps(value, default=_as_json)
-    with suppress(ValueError, SyntaxError):  # numpy's and others are no literals
-        if isinstance(value, tuple | dict) and json.loads(text) != value == ast.literal_eval(repr(value)):
-            return repr(value)  # JSON has neither tuples nor keys that are no text
+    if isinstance(value, tuple | dict):  # JSON has neither tuples nor keys that are no text
+        with suppress(ValueError, SyntaxError):  # it holds numpy's values, or others that are no literals
+            is_lost, is_literal = json.loads(text) != value, ast.literal_eval(repr(value)) == value
+            return repr(value) if is_lost and is_literal else text
     return text
 
 
