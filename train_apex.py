@@ -24,7 +24,7 @@ from a3c_mp.algorithms.apex_settings import PRESETS, Args
 from a3c_mp.chapter import Chapter
 from a3c_mp.data.actor import make_envs
 from a3c_mp.data.transitions import TransitionCollector
-from a3c_mp.maths.losses import huber
+from a3c_mp.maths.losses import quantile_huber
 from a3c_mp.maths.schedules import linear
 from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run.learner import Learner
@@ -36,17 +36,17 @@ ALGORITHMS: dict[str, Any] = {"dqn": dqn, "ddpg": ddpg}
 def actor(channel: Any, args: Any) -> Callable[..., int]:
     """An actor's process: each call of what it returns appends a block of steps to the actor's shard of the replay."""
     env, algo = make_envs(args, channel), ALGORITHMS[args.algo]
-    net = algo.make_net(env.single_observation_space, env.single_action_space)
+    net = algo.make_net(env.single_observation_space, env.single_action_space, args.net_spec)
     return TransitionCollector(args, env, net, algo.Policy, channel).fill
 
 
 def loss(args: Any, net: Any, target_net: Any, batch: Batch, importance: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """Compute (loss, metrics) of n-step transitions (Horgan et al. 2018); importance weights [N]."""
     algo = ALGORITHMS[args.algo]
-    q = algo.q_values(net, batch)
-    target = net.reward_scale * batch.reward + batch.discount * algo.bootstrap_values(net, target_net, batch)
-    td_error = target - q
-    value_loss = huber(td_error, importance)
+    q, bootstrap = algo.q_values(net, batch), algo.bootstrap_values(net, target_net, batch)  # [N, K] quantiles
+    target = net.reward_scale * batch.reward[:, None] + batch.discount[:, None] * bootstrap
+    value_loss = quantile_huber(q, target, importance)
+    td_error = (target - q).mean(dim=1)  # of the expected returns
     policy_loss, metrics = algo.policy_loss(net, batch)  # ddpg's; 0 for dqn
     metrics |= {"values/q": q, "values/target": target, "values/td_error": td_error.detach().abs()}
     return value_loss + policy_loss, metrics | {"losses/value": value_loss}

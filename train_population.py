@@ -24,7 +24,7 @@ from torch import Tensor
 import train_a3c_data
 from a3c_mp.algorithms.apex import move_target
 from a3c_mp.algorithms.dqn import bootstrap_values, q_values
-from a3c_mp.maths.losses import huber
+from a3c_mp.maths.losses import quantile_huber
 from a3c_mp.population import dqn, ppo
 from a3c_mp.population.evolution import Member, mutate_genome, possible_parents, rank
 from a3c_mp.population.generations import Generations, launch
@@ -45,8 +45,8 @@ def q_member(args: Any, generation: Any) -> None:
 def loss(args: Any, net: Any, target_net: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Return (loss, metrics) of double Q-learning (van Hasselt et al. 2016), for a batch [N] of n-step transitions."""
     q = q_values(net, batch)
-    target = batch.reward + batch.discount * bootstrap_values(net, target_net, batch)
-    value_loss = huber(target - q, torch.ones_like(q))
+    target = batch.reward[:, None] + batch.discount[:, None] * bootstrap_values(net, target_net, batch)
+    value_loss = quantile_huber(q, target, torch.ones_like(batch.reward))  # of one quantile: Huber's
     return value_loss, {"losses/value": value_loss, "values/q": q}
 
 

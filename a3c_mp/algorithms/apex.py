@@ -97,12 +97,12 @@ class ApexSetup(Setup):
         check_sizes(args)
         device = set_up_torch(args, rank)
         with torch.device("meta"):
-            sketch = algo.make_net(obs_space, action_space)
+            sketch = algo.make_net(obs_space, action_space, args.net_spec)
         stored_actions, policy_state = algo.stored(args, action_space)
         shards = self.make_replay(args, obs_space, stored_actions, rank)
         if rank == 0:
             check_memory(args, sketch)
-        net = algo.make_net(obs_space, action_space).to(device)
+        net = algo.make_net(obs_space, action_space, args.net_spec).to(device)
         if not args.normalize_obs:
             net.norm.turn_off()
         self.target_net = copy.deepcopy(net).requires_grad_(False)

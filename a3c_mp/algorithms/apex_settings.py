@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Positive, RewardArgs
+from a3c_mp.nets.build import NetSpec
 
 CONTINUOUS: dict[str, Any] = {
     "total_steps": 500_000, "algo": "ddpg", "num_envs": 4,
@@ -45,6 +46,7 @@ class Args(ReplayArgs):
     """Settings of Ape-X: chapter 3."""
 
     chapter = "apex"
+    fixed = (*ReplayArgs.fixed, "net", "num_quantiles")
     continuous = CONTINUOUS
     vectors = VECTORS
 
@@ -82,12 +84,20 @@ class Args(ReplayArgs):
     """save the replay buffer in checkpoints; without it, a resumed run fills it again before it learns"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """dqn: optimizer; the paper uses rmsprop"""
+    net: Literal["nature", "a3c", "deep"] = "nature"
+    """dqn: network for images: nature (DQN's, 3 convolutions), a3c (A3C's, 2) or deep (IMPALA's, 15)"""
+    num_quantiles: Annotated[int, Between(1, 200)] = 1
+    """dqn: quantiles of the distribution of returns that the net learns (QR-DQN); 1: plain Q-learning, of the mean"""
     num_learners: Annotated[int, Between(1, 64)] = 1
     """learner processes, each with its share of actors and replay; gradients are averaged (all-reduce)"""
 
     @property
     def games_explore(self) -> bool:  # type: ignore[override]
         return (self.epsilon if self.algo == "dqn" else self.noise) > 0
+
+    @property
+    def net_spec(self) -> NetSpec:
+        return NetSpec(self.net, num_quantiles=self.num_quantiles)
 
     @property
     def blocks_in_flight(self) -> int:  # for each actor

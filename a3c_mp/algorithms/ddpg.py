@@ -16,6 +16,7 @@ from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
+from a3c_mp.nets.build import DEFAULT_NET, NetSpec
 from a3c_mp.nets.layers import image_shape
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.nets.q_values import DDPGNet
@@ -28,7 +29,7 @@ ACTIONS = Box
 AT_BOUND = 0.99  # absolute action from which on it is counted as one at its bound
 
 
-def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DDPGNet:
+def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET) -> DDPGNet:
     """Make the actor and critic. Raises ConfigError for image observations and for actions without bounds."""
     assert isinstance(action_space, Box), action_space
     if (shape := image_shape(obs_space)) is not None:
@@ -116,14 +117,14 @@ class Policy:
 
 
 def q_values(net: DDPGNet, batch: Batch) -> Tensor:
-    """Return Q(s, a) [N] float32 of the actions that were taken."""
-    return net.q(batch.obs, batch.action).float()
+    """Return Q(s, a) [N, 1] float32 of the actions that were taken."""
+    return net.q(batch.obs, batch.action).float()[:, None]
 
 
 @torch.no_grad()
 def bootstrap_values(net: DDPGNet, target_net: DDPGNet, batch: Batch) -> Tensor:
-    """Return Q_target(s', mu_target(s')) [N] float32, s' being m <= n steps later (Lillicrap et al. 2016)."""
-    return target_net.q(batch.next_obs, target_net(batch.next_obs)[0]).float()
+    """Return Q_target(s', mu_target(s')) [N, 1] float32, s' being m <= n steps later (Lillicrap et al. 2016)."""
+    return target_net.q(batch.next_obs, target_net(batch.next_obs)[0]).float()[:, None]
 
 
 def policy_loss(net: DDPGNet, batch: Batch) -> tuple[Tensor, Metrics]:

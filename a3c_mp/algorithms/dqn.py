@@ -1,5 +1,7 @@
 """Ape-X DQN (Horgan et al. 2018): dueling double Q-learning on n-step transitions, epsilon-greedy actors.
 
+With `--num-quantiles` its net learns the distribution of returns, as QR-DQN (Dabney et al. 2018).
+
 A module of plain functions with the same names as in `ddpg`; `--algo` picks one of the two.
 """
 
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.maths.losses import Metrics
+from a3c_mp.nets.build import DEFAULT_NET, NetSpec, check_net
 from a3c_mp.nets.layers import image_shape
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.nets.q_values import DuelingQ
@@ -25,10 +28,12 @@ from a3c_mp.run import evaluate
 ACTIONS = Discrete
 
 
-def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space) -> DuelingQ:
+def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET) -> DuelingQ:
     assert isinstance(action_space, Discrete), action_space
     assert obs_space.shape is not None
-    return DuelingQ(obs_space.shape, int(action_space.n), image_shape(obs_space))
+    shape, image = obs_space.shape, image_shape(obs_space)
+    check_net(spec, shape, image is not None)
+    return DuelingQ(shape, int(action_space.n), image, convs=spec.net, num_quantiles=spec.num_quantiles)
 
 
 def stored(args: Args, action_space: gymnasium.Space) -> tuple[gymnasium.Space, Spec]:
@@ -103,22 +108,27 @@ def random_actions(rng: np.random.Generator, shape: tuple[int, ...], mask: np.nd
     return np.where(mask, rng.random(shape), -1.0).argmax(axis=1)
 
 
-def q_values(net: nn.Module, batch: Batch) -> Tensor:
-    """Return Q(s, a) [N] float32 of the actions that were taken."""
-    return net(batch.obs)[0].gather(1, batch.action[:, None]).squeeze(1)
+def q_values(net: DuelingQ, batch: Batch) -> Tensor:
+    """Return the quantiles of Q(s, a), float32 [N, K], of the actions that were taken."""
+    return of_actions(net.quantiles(batch.obs), batch.action)
+
+
+def of_actions(quantiles: Tensor, action: Tensor) -> Tensor:
+    """Return the quantiles [N, K] of one action each, int64 [N], among those of all, [N, A, K]."""
+    return quantiles.gather(1, action[:, None, None].expand(-1, 1, quantiles.shape[2])).squeeze(1)
 
 
 @torch.no_grad()
-def bootstrap_values(net: nn.Module, target_net: nn.Module, batch: Batch) -> Tensor:
-    """Return Q_target(s', argmax_a Q(s', a)) [N] float32, s' being m <= n steps later (van Hasselt et al. 2016).
+def bootstrap_values(net: DuelingQ, target_net: DuelingQ, batch: Batch) -> Tensor:
+    """Return the quantiles of Q_target(s', argmax_a Q(s', a)), float32 [N, K], s' being m <= n steps later.
 
-    The argmax is over the actions that s' allows.
+    The argmax is over the actions that s' allows (van Hasselt et al. 2016).
     """
-    next_q, next_target_q = net(batch.next_obs)[0], target_net(batch.next_obs)[0]
-    assert next_q.shape == next_target_q.shape == (*batch.reward.shape, next_q.shape[-1]), next_q.shape
+    next_q, next_target = net(batch.next_obs)[0], target_net.quantiles(batch.next_obs)
+    assert next_q.shape == next_target.shape[:2] == (*batch.reward.shape, next_q.shape[-1]), next_q.shape
     if batch.next_mask.shape[1]:
         next_q = next_q.masked_fill(~batch.next_mask, -math.inf)
-    return next_target_q.gather(1, next_q.argmax(dim=1, keepdim=True)).squeeze(1)
+    return of_actions(next_target, next_q.argmax(dim=1))
 
 
 def policy_loss(net: nn.Module, batch: Batch) -> tuple[float, Metrics]:

@@ -28,7 +28,7 @@ class TrainedRun(NamedTuple):
     algorithm: str
     algo: Any  # of `VALUE_BASED`; None: an actor-critic
     env_id: str
-    net_spec: NetSpec  # of an actor-critic
+    net_spec: NetSpec
     state: dict[str, Any]
 
 
@@ -127,7 +127,7 @@ def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Spa
     if of_population:
         net = EliteNet(spaces, Genome({}, family="q" if run.algo else "actor_critic"))
     else:
-        net = run.algo.make_net(*spaces) if run.algo else make_actor_critic(*spaces, run.net_spec)
+        net = (run.algo.make_net if run.algo else make_actor_critic)(*spaces, run.net_spec)
     try:
         net.load_state_dict(run.state["net"])
     except RuntimeError as error:

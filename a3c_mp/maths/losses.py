@@ -1,4 +1,4 @@
-"""Loss functions: policy gradient, PPO clip, value, Huber. Pure functions, means over the batch."""
+"""Loss functions: policy gradient, PPO clip, value, quantile Huber. Pure functions, means over the batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -49,14 +49,18 @@ def normalize(
     return centred / ((variance / total).sqrt() + 1e-8)
 
 
-def huber(errors: Tensor, weights: Tensor) -> Tensor:
-    """Weighted Huber loss: mean of w e^2 / 2 where |e| <= 1, of w (|e| - 1/2) elsewhere; e and w are [B].
+def quantile_huber(quantiles: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted quantile Huber loss (Dabney et al. 2018, equation 10) of quantiles [N, K] for targets [N, L].
 
-    It clips the gradient of an error to [-1, 1] (Mnih et al. 2015, methods). w are the importance weights of
-    prioritized replay (Schaul et al. 2016, section 3.4).
+    Sum over quantiles, mean over samples and targets of w 2 |tau - 1{e < 0}| h(e), where e = target - quantile, h(e) =
+    e^2 / 2 if |e| <= 1, else |e| - 1/2, tau = 1/2K, 3/2K, ... With K = 1 it is Huber's loss, which clips the gradient
+    of an error to [-1, 1] (Mnih et al. 2015, methods). w [N] are importance weights (Schaul et al. 2016, section 3.4).
     """
-    assert errors.shape == weights.shape, (errors.shape, weights.shape)
-    return (weights * F.huber_loss(errors, torch.zeros_like(errors), reduction="none")).mean()
+    assert quantiles.shape[:1] == targets.shape[:1] == weights.shape, (quantiles.shape, targets.shape, weights.shape)
+    k, errors = quantiles.shape[1], targets[:, None] - quantiles[:, :, None]  # [N, K, L]
+    taus = torch.linspace(0.5 / k, 1 - 0.5 / k, k, device=errors.device)[:, None]
+    slopes = 2 * k * (taus - (errors < 0).float()).abs()
+    return (weights[:, None, None] * slopes * F.huber_loss(errors, torch.zeros_like(errors), reduction="none")).mean()
 
 
 @torch.no_grad()

@@ -1,12 +1,10 @@
-"""Builds actor-critic nets, from flags or from the settings of a saved run."""
-
-from __future__ import annotations
+"""The flags of nets; builds actor-critic nets, from flags or from the settings of a saved run."""
 
 import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import gymnasium
 import torch
@@ -33,9 +31,10 @@ class NetSpec(NamedTuple):
     hidden: tuple[int, ...] = (64, 64)
     log_std_init: float = 0.0
     mean_limit: float = 3.0
+    num_quantiles: int = 1  # of action values, in chapters 3 and 7
 
     @classmethod
-    def of_run(cls, saved: Mapping[str, Any]) -> NetSpec:
+    def of_run(cls, saved: Mapping[str, Any]) -> Self:
         """From the settings in a run's config.json."""
         found = cls(**{name: saved[name] for name in cls._fields if name in saved})
         return found._replace(hidden=tuple(map(int, found.hidden)))
@@ -57,7 +56,7 @@ def make_actor_critic(
     shape, image = obs_space.shape, image_shape(obs_space)
     head = ActionHead(action_space, spec.log_std_init, spec.mean_limit)
     assert shape is not None
-    _check(spec, shape, image is not None)
+    check_net(spec, shape, image is not None)
     if ":" in spec.net:
         return _make_own_net(spec.net, obs_space, action_space, head)
     norm, core = ObsNorm(shape, image), None
@@ -74,7 +73,7 @@ def make_actor_critic(
     return LayeredActorCritic(norm, head, torso, core, policy, value)
 
 
-def _check(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
+def check_net(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
     """Raise ConfigError for settings that contradict each other or the observations."""
     own, hidden = ":" in spec.net, " ".join(map(str, spec.hidden))
     if not own and spec.net not in NETS:

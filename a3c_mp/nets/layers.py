@@ -17,8 +17,6 @@ CONVOLUTIONS = {
     "nature": [(32, 8, 4), (64, 4, 2), (64, 3, 1)],  # Mnih et al. 2015
 }
 """name -> (channels, kernel size, stride) of each layer"""
-
-
 VECTOR_UNITS = 64  # of the hidden layer of a vector beside an image
 
 

@@ -22,6 +22,8 @@ class DuelingQ(nn.Module):
     hidden layer; value and advantage then have hidden layers of their own. On images the two have 512 units together,
     as many as the net of Mnih et al. `image` is as in `ObsNorm`.
 
+    It has K = `num_quantiles` quantiles of each return, and Q is their mean (Dabney et al. 2018).
+
     `hidden` are the units of the hidden layers, by default (256,) for images and (128, 128) for vectors. For vectors,
     value and advantage share the first one; all others exist twice. Each has an `activation` of `ACTIVATIONS`.
     """
@@ -29,7 +31,7 @@ class DuelingQ(nn.Module):
     def __init__(
         self, obs_shape: tuple[int, ...], num_actions: int, image: bool | tuple[int, ...] | None,
         hidden: Sequence[int] | None = None, activation: str = "relu",
-        convs: str | Sequence[tuple[int, ...]] = "nature",
+        convs: str | Sequence[tuple[int, ...]] = "nature", num_quantiles: int = 1,
     ):  # fmt: skip
         super().__init__()
         sizes = list(hidden or ((256,) if image else (128, 128)))
@@ -42,16 +44,21 @@ class DuelingQ(nn.Module):
         else:
             inputs, features = torch.Size(obs_shape).numel(), sizes.pop(0)
             self.torso = nn.Sequential(nn.Flatten(), nn.Linear(inputs, features), act())
-        self.value = mlp([features, *sizes, 1], act)
-        self.advantage = mlp([features, *sizes, num_actions], act)
+        self.value = mlp([features, *sizes, num_quantiles], act)
+        self.advantage = mlp([features, *sizes, num_actions * num_quantiles], act)
         if image:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
-        """obs uint8 or float32 [B, ...] -> (q float32 [B, A],): their sum in bfloat16 would make actions equal."""
+        """obs uint8 or float32 [B, ...] -> (q float32 [B, A],)."""
+        return (self.quantiles(obs).mean(dim=2),)
+
+    def quantiles(self, obs: Tensor) -> Tensor:
+        """obs [B, ...] -> quantiles of returns, float32 [B, A, K]: their sum in bfloat16 would make actions equal."""
         features = self.torso(self.norm.convert(obs))
-        advantage = self.advantage(features).float()
-        return (self.value(features).float() + advantage - advantage.mean(dim=1, keepdim=True),)
+        value = self.value(features).float()[:, None]
+        advantage = self.advantage(features).float().unflatten(1, (-1, value.shape[2]))
+        return value + advantage - advantage.mean(dim=1, keepdim=True)
 
 
 class DDPGNet(nn.Module):

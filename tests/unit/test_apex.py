@@ -17,6 +17,7 @@ from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.data.transitions import TransitionCollector, block_spec
 from a3c_mp.errors import ConfigError
+from a3c_mp.nets.build import NetSpec
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run import preflight
@@ -30,7 +31,7 @@ TORQUE = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32
 ARGS = Args(num_actors=2, num_envs=4)
 
 
-def a_case(name, num=N):
+def a_case(name, num=N, num_quantiles=1):
     """Of an algorithm: (module, action space, batch [num], online and target net with nothing in common)."""
     torch.manual_seed(0)
     algo, (obs, next_obs), reward = train_apex.ALGORITHMS[name], torch.randn(2, num, 3), 3 * torch.randn(num)
@@ -40,7 +41,7 @@ def a_case(name, num=N):
     discount = torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9, 0.9, 0.9])[:num]
     probability, no_mask = torch.rand(num).double() + 0.1, torch.ones(num, 0, dtype=torch.bool)
     batch = Batch(obs, action, reward, discount, next_obs, no_mask, probability, torch.arange(num) + 50)
-    nets = [algo.make_net(VECTOR, space) for _ in range(2)]
+    nets = [algo.make_net(VECTOR, space, NetSpec(num_quantiles=num_quantiles)) for _ in range(2)]
     for parameter in (parameter for net in nets for parameter in net.parameters()):
         parameter.data.add_(0.1 * torch.randn_like(parameter))  # outputs that are not all near zero
     return algo, space, batch, (nets[0], nets[1].requires_grad_(False))
@@ -52,9 +53,19 @@ BOTH = pytest.mark.parametrize("name", train_apex.ALGORITHMS)
 # ---- the loss, and a step
 
 
-@BOTH
-def test_the_loss_is_that_of_each_transition_alone_and_has_no_gradient_through_the_target(name):
-    _, _, batch, (net, target_net) = a_case(name)
+def quantile_loss(errors):
+    """Of one sample's errors [K, L]: Dabney et al. 2018, equation 10, doubled; of one quantile: Huber's."""
+    total = 0.0
+    for i, row in enumerate(errors):
+        tau = (i + 0.5) / len(errors)
+        for e in row:
+            total += 2 * (tau if e >= 0 else 1 - tau) * (e**2 / 2 if abs(e) <= 1 else abs(e) - 0.5)
+    return total / errors.shape[1]
+
+
+@pytest.mark.parametrize(("name", "num_quantiles"), [("dqn", 1), ("dqn", 5), ("ddpg", 1)])
+def test_the_loss_is_that_of_each_transition_alone_and_has_no_gradient_through_the_target(name, num_quantiles):
+    _, _, batch, (net, target_net) = a_case(name, num_quantiles=num_quantiles)
     weights = torch.linspace(0.1, 1.0, N)
     net.reward_scale.fill_(2.0)
     loss, metrics = train_apex.loss(replace(ARGS, algo=name), net, target_net, batch, weights)
@@ -62,12 +73,13 @@ def test_the_loss_is_that_of_each_transition_alone_and_has_no_gradient_through_t
     for i in range(N):
         (obs, next_obs), action = (field[i : i + 1] for field in (batch.obs, batch.next_obs)), batch.action[i : i + 1]
         if name == "dqn":
-            q, bootstrap = net(obs)[0][0, action], target_net(next_obs)[0][0, net(next_obs)[0].argmax()]
+            best = net.quantiles(next_obs)[0].mean(dim=1).argmax()
+            q, bootstrap = net.quantiles(obs)[0, action[0]], target_net.quantiles(next_obs)[0, best]
         else:
             q, bootstrap = net.q(obs, action), target_net.q(next_obs, target_net(next_obs)[0])
-        errors.append((2 * batch.reward[i] + batch.discount[i] * bootstrap.detach() - q).squeeze())
-    torch.testing.assert_close(metrics["values/td_error"], torch.stack(errors).detach().abs())
-    value_loss = sum(w * (e**2 / 2 if abs(e) <= 1 else abs(e) - 0.5) for w, e in zip(weights, errors, strict=True)) / N
+        errors.append((2 * batch.reward[i] + batch.discount[i] * bootstrap.detach()) - q[:, None])
+    torch.testing.assert_close(metrics["values/td_error"], torch.stack(errors).mean(dim=(1, 2)).detach().abs())
+    value_loss = sum(w * quantile_loss(e) for w, e in zip(weights, errors, strict=True)) / N
     assert metrics["losses/value"].item() == pytest.approx(value_loss.item(), rel=1e-5)
     parts = [(net, value_loss)]
     if name == "ddpg":  # critic and actor get gradients of their own and no others

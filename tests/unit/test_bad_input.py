@@ -152,6 +152,8 @@ SPECIAL = """
 a3c_data | --batch-size 1e6 | batch-size=1000000: a rollout has only 32 * 8
 a3c_data | HUGE | GiB is free; lower --num-actors, --num-envs
 impala | HUGE --replay-proportion 0 | GiB is free; lower --num-actors, --num-envs
+apex_dqn | --net deep | net=deep: observations are of shape (4,), it needs images
+apex_ddpg | --num-quantiles 5 | num-quantiles=5: --algo=ddpg does not use it
 apex_dqn | --replay-size 1e12 | GiB is free; lower --replay-size
 ray_dqn | --replay-size 1e12 | GiB is free; lower --replay-size
 population_dqn | --replay-size 1e12 | MiB of memory is free; lower --
@@ -516,6 +518,7 @@ def old(finished, tmp_path, capfd):
     [
         ("--algo ddpg --env-id Pendulum-v1", "was made with algorithm apex_dqn, not apex_ddpg"),
         ("--env-id Acrobot-v1", "was made with env_id CartPole-v1, not Acrobot-v1"),
+        ("--num-quantiles 5", "num-quantiles=5: the run in old/apex_dqn has 1"),
         ("--no-normalize-obs", "normalize-obs=False: the run in old/apex_dqn has True"),
     ],
 )

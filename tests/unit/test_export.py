@@ -47,7 +47,7 @@ CASES = [
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICE, NetSpec(lstm=True)), VECTOR, CHOICE, id="LSTM"),
     pytest.param(lambda: make_actor_critic(VECTOR, CHOICES), VECTOR, CHOICES, id="several choices", marks=slow),
     pytest.param(lambda: make_actor_critic(VECTOR, SWITCHES), VECTOR, SWITCHES, id="switches", marks=slow),
-    pytest.param(lambda: dqn.make_net(VECTOR, CHOICE), VECTOR, CHOICE, id="DQN", marks=slow),
+    pytest.param(lambda: dqn.make_net(VECTOR, CHOICE, NetSpec(num_quantiles=5)), VECTOR, CHOICE, id="DQN", marks=slow),
     pytest.param(lambda: ddpg.make_net(VECTOR, FORCE), VECTOR, FORCE, id="DDPG", marks=slow),
 ]
 

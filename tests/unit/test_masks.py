@@ -1,5 +1,7 @@
 """Action masks: read from an environment's info, obeyed by every chapter, stored by the replay."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -143,8 +145,9 @@ def test_double_q_chooses_among_the_allowed_actions():
     q = torch.tensor([[5.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
     zeros, mask = torch.zeros(2), torch.tensor([[True, True, True], [False, True, True]])
     batch = Batch(q, zeros.long(), zeros, zeros + 1, q, mask, zeros.double() + 1, zeros.long())
-    found = dqn.bootstrap_values(lambda obs: (obs,), lambda obs: (10 * obs,), batch)
-    assert found.tolist() == [50.0, 20.0]
+    target_net = SimpleNamespace(quantiles=lambda obs: torch.stack([10 * obs, 11 * obs], dim=2))
+    found = dqn.bootstrap_values(lambda obs: (obs,), target_net, batch)
+    assert found.tolist() == [[50.0, 55.0], [20.0, 22.0]]
 
 
 @pytest.mark.parametrize(
