@@ -82,7 +82,7 @@ def note_on_speed(args: CommonArgs) -> str:
 
 def net_name(settings: Mapping[str, Any], net: Any) -> str:
     """What a net is called: `MLP 64 64`, `nature net`, or the class of one without such settings."""
-    if "net" not in settings or hasattr(net, "body") or not isinstance(net, ActorCritic):
+    if not {"net", "hidden"} <= settings.keys() or hasattr(net, "body") or not isinstance(net, ActorCritic):
         return type(getattr(net, "body", net)).__name__
     hidden = (SHARED_UNITS,) if net.lstm_size else settings["hidden"]
     name = f"{settings['net']} net" if net.norm.has_images else f"MLP {' '.join(map(str, hidden))}"

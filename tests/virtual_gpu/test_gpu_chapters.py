@@ -46,7 +46,7 @@ QUICK = {
     "a3c_data": Case(A3C_DATA, launches=(1, 10, 170)),
     "a3c_data, images": Case(A3C_DATA, ("--total-steps", "96"), PONG, (1, 20, 190)),
     "a3c_grad": Case(A3C_GRAD, launches=(18, 16, 0)),
-    "apex_dqn": Case(APEX_DQN, DRAWING, launches=(1, 9, 155)),
+    "apex_dqn": Case(APEX_DQN, DRAWING, launches=(1, 9, 165)),
     "impala, lstm": Case(IMPALA, (*SHORT, "--lstm"), launches=(1, 30, 1050)),
     "task, evaluated": Case(TASK, (*SHORT, "--eval-every", "200", "--eval-episodes", "1"), launches=(1, 10, 170)),
 }
@@ -59,7 +59,7 @@ OTHERS = {
     "a3c_grad, images": Case(A3C_GRAD, ("--total-steps", "200"), PONG),
     "apex_dqn, images": Case(APEX_DQN, DRAWING, PONG),
     "apex_dqn, two GPUs": Case(APEX_DQN, (*DRAWING, "--num-learners", "2"), gpus=2),
-    "apex_ddpg": Case(APEX_DDPG, DRAWING, launches=(1, 10, 200)),
+    "apex_ddpg": Case(APEX_DDPG, DRAWING, launches=(1, 10, 210)),
     "impala, images": Case(IMPALA, ("--total-steps", "300"), PONG),
     "impala, two GPUs": Case(IMPALA, (*SHORT, "--num-learners", "2"), gpus=2),
     "task, threads": Case(TASK, (*SHORT, "--standalone", "--async-mode")),
