@@ -4,12 +4,10 @@ The trainer requests every result and the fleet copies it into a slot of this pr
 more than what is in flight. Ray places actors and carries their results; it restarts nothing. The fleet does that.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from a3c_mp.cluster.placement import Resources
 from a3c_mp.cluster.ray_worker import RayWorker
@@ -73,7 +71,7 @@ class Fleet:
         self._first_nodes = frozenset(session.state.nodes) if not session.is_restart else frozenset()
         self._refused: set[str] = set()  # nodes that joined later, but cannot do this work
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> Self:
         self._actor_class = self.session.actor_class(RayWorker, concurrency_groups={"control": 1})
         free = self.session.state.free  # as it was before the first of them: it counts those that start
         for number in range(len(self.actors)):

@@ -1,7 +1,5 @@
 """A trainer's connection to Ray: a cluster of its own on this machine, or a running one that it joins."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os
@@ -11,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 from a3c_mp.cluster.access import is_open
 from a3c_mp.cluster.node import ENVIRONMENT, LOOPBACK, ClusterAddress, Node, environment, foreign
@@ -62,7 +60,7 @@ class Session:
         self._trainer: Any = None  # the actor that holds its GPU
         self._ending = threading.Event()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             self._connect()

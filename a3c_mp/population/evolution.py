@@ -1,12 +1,10 @@
 """Evolution of a population: genomes, members, ranking, mutations of genomes. Pure functions, without torch."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.random import Generator
@@ -31,7 +29,7 @@ class Genome:
         """Sizes of all layers but the last one, from input to output."""
         return (*self.convolutions, *self.hidden)
 
-    def with_genes(self, args: Args) -> Genome:
+    def with_genes(self, args: Args) -> Self:
         """The genome of a resumed run, whose `--genes` may be others."""
         genes = {name: self.hyperparameters.get(name, getattr(args, name)) for name in args.evolving}
         return replace(self, hyperparameters=genes)
@@ -47,7 +45,7 @@ class Genome:
         return json.dumps({**self.hyperparameters, **net} | ({"family": self.family} if self.family != "q" else {}))
 
     @classmethod
-    def from_json(cls, text: str) -> Genome:
+    def from_json(cls, text: str) -> Self:
         genes: dict[str, Any] = json.loads(text)
         convolutions = tuple(Convolution(*each) for each in genes.pop("convolutions", ()))
         hidden, activation = tuple(genes.pop("hidden")), genes.pop("activation")
@@ -68,7 +66,7 @@ class Member(NamedTuple):
     def fitness(self) -> float:
         return self.fitnesses[-1]
 
-    def survive(self, kind: str) -> Member:
+    def survive(self, kind: str) -> Self:
         """Return it as a member of the next generation, unchanged."""
         return self._replace(parent=self.id, kind=kind)
 

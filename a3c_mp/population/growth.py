@@ -4,12 +4,10 @@ Online net, target net (where there is one) and Adam's moments go through the sa
 synchronised with the online net. Children share no tensor with their parents.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +42,7 @@ class Spaces(NamedTuple):
     image: tuple[int, ...] | None  # `layers.image_shape`
 
     @classmethod
-    def of(cls, obs_space: Any, action_space: Any) -> Spaces:
+    def of(cls, obs_space: Any, action_space: Any) -> Self:
         return cls(obs_space.shape, action_space, image_shape(obs_space))
 
 
@@ -80,7 +78,7 @@ class MemberState(NamedTuple):
     genome: Genome
 
     @classmethod
-    def make(cls, spaces: Spaces, genome: Genome, args: Args, device: torch.device | str = "cpu") -> MemberState:
+    def make(cls, spaces: Spaces, genome: Genome, args: Args, device: torch.device | str = "cpu") -> Self:
         """Make a new member: random weights, the same ones in its target net, moments of 0."""
         net, own = make_net(spaces, genome).to(device), genome.settings(args)
         optimizer = torch.optim.Adam(net.parameters(), lr=own.learning_rate, eps=own.adam_eps, fused=True)
@@ -121,7 +119,7 @@ class MemberState(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def read(cls, record: Record, spaces: Spaces, args: Args, device: torch.device | str = "cpu") -> MemberState:
+    def read(cls, record: Record, spaces: Spaces, args: Args, device: torch.device | str = "cpu") -> Self:
         """Return the member in a record, in tensors of its own on a device."""
         genome = Genome.from_json(bytes(record["genome"].tolist()).rstrip(b"\0").decode())
         state, start = cls.make(spaces, genome, args, device), 0

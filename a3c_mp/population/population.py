@@ -1,10 +1,8 @@
 """A population: its members, the memory that they share, and what a checkpoint holds of them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -37,7 +35,7 @@ class PopulationMemory(NamedTuple):
     spaces: Spaces
 
     @classmethod
-    def allocate(cls, args: Args, spaces: tuple[Any, Any], generation: Any) -> PopulationMemory:
+    def allocate(cls, args: Args, spaces: tuple[Any, Any], generation: Any) -> Self:
         """Allocate the memory of a population. Raises ConfigError if too little is free."""
         try:
             with torch.device("meta"):

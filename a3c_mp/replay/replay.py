@@ -1,11 +1,9 @@
 """The learner's end of the replay: prioritized sampling from all shards at once, and ahead of time on a thread."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -32,7 +30,7 @@ class Batch(NamedTuple):
     ids: Tensor  # [N] int64, for `Replay.update`
 
     @classmethod
-    def empty(cls, shards: Shards, batch_size: int, pin: bool = False) -> Batch:
+    def empty(cls, shards: Shards, batch_size: int, pin: bool = False) -> Self:
         """Allocate a batch for `Replay.sample` to fill, page-locked if `pin`."""
         # From the spec of rows in their lanes: views of them would take as long as the sampling.
         rows = {name: (shape[2:], dtype) for name, (shape, dtype) in shards.slots.spec.items()}
@@ -43,10 +41,10 @@ class Batch(NamedTuple):
         batch = cls(*(torch.empty(batch_size, *shape, dtype=dtype) for shape, dtype in fields))
         return cls(*map(page_locked, batch)) if pin else batch
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> Self:
         """The batch on a device, its ids on the CPU; from pinned memory to a GPU nothing waits for the copies."""
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in self._fields if name != "ids"}
-        return Batch(**moved, ids=self.ids)
+        return self._replace(**moved)
 
 
 def importance_weights(probability: Tensor, importance_exponent: float, smallest: Tensor | None = None) -> Tensor:
@@ -267,7 +265,7 @@ class Prefetch:
         self._thread = ThreadPoolExecutor(1, "prefetch")  # it starts with the first batch
         self._batches: deque[Future[Batch]] = deque()
 
-    def __enter__(self) -> Prefetch:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

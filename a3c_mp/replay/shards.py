@@ -1,9 +1,7 @@
 """Shared memory of the replay: ring buffers of frames, actions and n-step returns."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -88,7 +86,7 @@ class Shards:
         """Rows of all shards, by name, as views of shared memory [lanes, rows, ...]."""
         return {name: field for name, field in self.slots[0].items() if name not in COUNTERS}
 
-    def at(self, rows: np.ndarray) -> Shards:
+    def at(self, rows: np.ndarray) -> Self:
         """The same memory with counters of its own: `rows` [lanes] are filled and complete, later ones stay unseen."""
         view = copy.copy(self)
         view.written, view.committed = rows.copy(), rows.copy()

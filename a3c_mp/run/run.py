@@ -1,7 +1,5 @@
 """A training run: its folder, signals, checkpoints, exit code and summary."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -11,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +92,7 @@ class Run(RunState):
         # At the end of the last round: in the middle of one, no state is exact.
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         if RECEIVED:
             raise Stopped(128 + RECEIVED.pop())
         (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
