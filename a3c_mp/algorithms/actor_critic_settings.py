@@ -1,5 +1,7 @@
 """Settings and presets of the actor-critics: what chapters 1, 2, 4, 5 and 7 share, A3C's (1, 2, 5) and PPO's (1, 5)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,5 +1,7 @@
 """Settings and presets of Ape-X, chapter 3, shared by DQN and DDPG."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 

@@ -1,5 +1,7 @@
 """IMPALA (Espeholt et al. 2018): settings, presets, batches of unrolls, and replay of unrolls."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

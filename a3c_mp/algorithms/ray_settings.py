@@ -1,5 +1,7 @@
 """Chapter 7's settings, presets and checks."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,5 +1,7 @@
 """Settings of chapter 5 and their checks: roles, addresses and keys."""
 
+from __future__ import annotations
+
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,5 +1,7 @@
 """DQN in a population: settings, and how a member gets transitions and batches, in a replay that all members share."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,5 +1,7 @@
 """PPO in a population: settings, and how a member gets its rollouts, with chapter 1's collector."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Settings of chapter 6 that all of its algorithms have; each one adds its own, see `dqn` and `ppo`."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
