@@ -145,6 +145,7 @@ def identity(result: Result) -> Result:
         "kind": result["kind"],
         "settings": result["settings"],
         "machine": result["machine"]["name"],
+        "versions": result.get("versions"),  # the oldest files have none
         "flags": flags,
     }
 

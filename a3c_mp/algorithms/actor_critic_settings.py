@@ -65,7 +65,7 @@ class RolloutArgs(RewardArgs, CommonArgs):
     normalize_advantages: bool = True
     """normalize advantages to mean 0 and variance 1, over a whole rollout, in IMPALA over each batch"""
     net: str = "nature"
-    """network for images: nature (DQN's, 3 convolutions), a3c (A3C's, 2) or deep (IMPALA's, 15); or module:function"""
+    """net for images: nature (DQN's, 3 convolutions), a3c (2), resnet (9) or deep (IMPALA's, 15); or module:function"""
     hidden: tuple[int, ...] = (64, 64)
     """units of each hidden layer of the MLPs for policy and value (observations that are vectors)"""
     log_std_init: Annotated[float, Between(-20, 2)] = 0.0

@@ -84,8 +84,8 @@ class Args(ReplayArgs):
     """save the replay buffer in checkpoints; without it, a resumed run fills it again before it learns"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """dqn: optimizer; the paper uses rmsprop"""
-    net: Literal["nature", "a3c", "deep"] = "nature"
-    """dqn: network for images: nature (DQN's, 3 convolutions), a3c (A3C's, 2) or deep (IMPALA's, 15)"""
+    net: Literal["nature", "a3c", "resnet", "deep"] = "nature"
+    """dqn: network for images: nature (DQN's, 3 convolutions), a3c (A3C's, 2), resnet (9) or deep (IMPALA's, 15)"""
     num_quantiles: Annotated[int, Between(1, 200)] = 1
     """dqn: quantiles of the distribution of returns that the net learns (QR-DQN); 1: plain Q-learning, of the mean"""
     num_learners: Annotated[int, Between(1, 64)] = 1

@@ -15,10 +15,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from a3c_mp.errors import STARTED_IN, ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic, LayeredActorCritic
 from a3c_mp.nets.distributions import ActionHead
-from a3c_mp.nets.layers import LSTMCore, image_shape, image_torso, mlp, num_features
+from a3c_mp.nets.layers import CONVOLUTIONS, RESIDUAL, LSTMCore, image_shape, image_torso, mlp, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
-NETS = "a3c", "nature", "deep"  # `--net`, besides `module:function`
+NETS = *CONVOLUTIONS, *RESIDUAL  # `--net`, besides `module:function`
 SHARED_UNITS, OWN_UNITS = 256, 512
 """of the hidden layer that policy and value share; of each one's own hidden layer on images (`--net nature`)"""
 

@@ -17,6 +17,7 @@ CONVOLUTIONS = {
     "nature": [(32, 8, 4), (64, 4, 2), (64, 3, 1)],  # Mnih et al. 2015
 }
 """name -> (channels, kernel size, stride) of each layer"""
+RESIDUAL = {"deep": ((3, 1, 1), 2), "resnet": ((4, 2, 1), 1)}  # first (kernel, stride, padding), blocks
 VECTOR_UNITS = 64  # of the hidden layer of a vector beside an image
 
 
@@ -61,23 +62,22 @@ def image_torso(
 
 
 def convolutions(net: str | Sequence[tuple[int, ...]], channels: int) -> nn.Sequential:
-    """The convolutions "a3c", "nature" or "deep": [N, channels, H, W] -> [N, features].
+    """Convolutions by name, or by (channels, kernel size, stride, padding): [N, channels, H, W] -> [N, features].
 
-    Or those with these (channels, kernel size, stride, and optionally padding).
-
-    "deep" has 3 sections of convolution, max-pooling and two residual blocks (Espeholt et al. 2018, figure 3, right).
-    The last ReLU comes after Flatten: before it, its gradient would mix two memory formats, that of channels_last
-    activations and that of flat features, and take over ten times as long.
+    "deep" has 3 sections of convolution, max-pooling and two residual blocks (Espeholt et al. 2018, figure 3, right),
+    "resnet" a first stride of 2 and one block in each, for a fifth of the arithmetic. The last ReLU comes after
+    Flatten: before it, its gradient would mix the memory formats of images and features, and take ten times as long.
     """
     modules: list[nn.Module] = []
-    if net == "deep":
-        for outputs in (16, 32, 32):
-            modules += [nn.Conv2d(channels, outputs, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
-            modules += [ResidualBlock(outputs), ResidualBlock(outputs)]
+    if isinstance(net, str) and net in RESIDUAL:
+        first, blocks = RESIDUAL[net]
+        for outputs, geometry in ((16, first), (32, (3, 1, 1)), (32, (3, 1, 1))):
+            modules += [nn.Conv2d(channels, outputs, *geometry), nn.MaxPool2d(3, stride=2, padding=1)]
+            modules += [ResidualBlock(outputs) for _ in range(blocks)]
             channels = outputs
     else:
-        for outputs, *geometry in CONVOLUTIONS[net] if isinstance(net, str) else net:
-            modules += [nn.Conv2d(channels, outputs, *geometry), nn.ReLU()]  # type: ignore[arg-type]
+        for outputs, *sizes in CONVOLUTIONS[net] if isinstance(net, str) else net:
+            modules += [nn.Conv2d(channels, outputs, *sizes), nn.ReLU()]  # type: ignore[arg-type]
             channels = outputs
         modules.pop()
     return nn.Sequential(*modules, nn.Flatten(), nn.ReLU())

@@ -16,7 +16,7 @@ from torch import nn
 from a3c_mp.algorithms.actor_critic import obs_for_stats
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets import precision
-from a3c_mp.nets.build import NetSpec, make_actor_critic
+from a3c_mp.nets.build import NETS, NetSpec, make_actor_critic
 from a3c_mp.nets.layers import LSTMCore, is_image
 from a3c_mp.nets.obs_norm import KNEE, VALUES_AT_ONCE, ObsNorm
 from a3c_mp.nets.q_values import DuelingQ
@@ -261,7 +261,7 @@ def test_in_bfloat16_too_actions_of_nearly_the_same_value_stay_apart():
 
 
 @pytest.mark.parametrize("space", [Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (2, 3, 4))], ids=["image", ""])
-@pytest.mark.parametrize(("kind", "lstm"), product(["a3c", "nature", "deep"], [False, True]))
+@pytest.mark.parametrize(("kind", "lstm"), product(NETS, [False, True]))
 def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
     if kind != "nature" and not is_image(space):
         with pytest.raises(ConfigError, match=f"net={kind}: observations are of shape .* needs images"):
@@ -278,7 +278,12 @@ def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
 
 @pytest.mark.parametrize(
     ("kind", "convolutions", "features", "hidden"),
-    [("a3c", 2, 32 * 9 * 9, 256), ("nature", 3, 64 * 7 * 7, 512), ("deep", 15, 32 * 11 * 11, 256)],
+    [
+        ("a3c", 2, 32 * 9 * 9, 256),
+        ("nature", 3, 64 * 7 * 7, 512),
+        ("deep", 15, 32 * 11 * 11, 256),
+        ("resnet", 9, 32 * 6 * 6, 256),
+    ],
 )
 def test_nets_have_the_sizes_of_their_papers(kind, convolutions, features, hidden):
     net = make_actor_critic(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6), NetSpec(kind))
@@ -370,7 +375,7 @@ def test_a_net_of_the_users_own_keeps_the_contract_or_is_refused(body, message, 
 
 
 BAD_SPECS = {
-    "no such net": (NetSpec("small"), "net=small: must be a3c, nature, deep or module:function"),
+    "no such net": (NetSpec("small"), "net=small: must be a3c, nature, deep, resnet or module:function"),
     "no such module": (NetSpec("nowhere:small"), "net=nowhere:small: ModuleNotFoundError: No module named 'nowhere'"),
     "no such function": (NetSpec("math:small"), "net=math:small: AttributeError: "),
     "no function": (NetSpec("math:pi"), "net=math:pi: TypeError: 'float' object is not callable"),
