@@ -114,6 +114,9 @@ def test_a_benchmark_does_not_go_on_with_something_else(tmp_path):
     for what, changes in others.items():
         with pytest.raises(ConfigError, match=f"its runs have other {what}"):
             begin(path, **changes)
+    records.save(path, json.loads(path.read_text()) | {"versions": {"torch": "1.0"}})
+    with pytest.raises(ConfigError, match="its runs have other versions"):
+        begin(path)
     path.write_text("[]")
     with pytest.raises(ConfigError, match="not a result file"):
         begin(path)
