@@ -19,7 +19,7 @@ train: $(VENV)/.installed
 	$(BIN)/python train_a3c_data.py $(ARGS)
 
 play: $(VENV)/.installed
-	$(BIN)/python play.py $(POLICY) --episodes 1 $(if $(DISPLAY)$(WAYLAND_DISPLAY),--window,--video game.mp4) $(ARGS)
+	$(BIN)/python play.py "$(POLICY)" --episodes 1 $(if $(DISPLAY)$(WAYLAND_DISPLAY),--window,--video game.mp4) $(ARGS)
 
 test: $(VENV)/.installed-all
 	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal $(ARGS)
@@ -46,7 +46,7 @@ docs: $(VENV)/.installed-all
 	$(BIN)/mkdocs build $(ARGS)
 
 tensorboard: $(VENV)/.installed
-	$(BIN)/tensorboard --logdir $(RUNS)
+	$(BIN)/tensorboard --logdir "$(RUNS)"
 
 help:
 	@sed -n 's/^# //p' Makefile

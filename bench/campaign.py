@@ -5,7 +5,7 @@
     python bench/campaign.py --hours 8                starts no run after eight hours; the same command goes on later
 
 A row is a command of another benchmark. Its file in bench/results, saved after every run, is found by its settings, so
-an interruption costs one run. Runs of other code do not count (`--commits` names commits that do). Rows of a group are
+an interruption costs one run. Runs of other code or versions do not count (but `--commits`). Rows of a group are
 compared, so a processor of another kind is refused. Before each run it waits until other processes leave the
 processors alone.
 """
@@ -40,6 +40,8 @@ from bench.records import RESULTS, Result
 
 LOOK_SECONDS = 5.0
 """how long it is measured what other processes do"""
+PLACE = {"machine": "", "versions": ""}
+"""in what the runs of a row may differ, of which only some count"""
 PONG, BREAKOUT = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"
 CARTPOLE, LANDER, PENDULUM = "CartPole-v1", "LunarLander-v3", "Pendulum-v1"
 MINUTES = {"a3c_grad": 8, "apex_dqn": 17, "impala": 5, "task": 12, "population_ppo": 17, "ray_impala": 6}
@@ -150,9 +152,9 @@ def state_of(row: Row, files: Sequence[Result], commits: Sequence[str]) -> State
     except ConfigError as error:
         return State(Path(), [], (), note=str(error))
     here = head["machine"]["name"]
-    identity = records.identity(head) | {"machine": ""}
-    same = [each for each in files if records.identity(each) | {"machine": ""} == identity]
-    mine = [each for each in same if counts(each)]
+    identity = records.identity(head)
+    same = [each for each in files if records.identity(each) | PLACE == identity | PLACE]
+    mine = [each for each in same if counts(each) and records.identity(each)["versions"] == identity["versions"]]
     if others := {each["machine"]["name"] for each in mine} - {here}:
         why = f"it has runs of {' '.join(others)}, and rows of {row.group} are compared"
         raise ConfigError("rows", row.name, why, f"this is {here}; choose rows of another group")
@@ -163,7 +165,7 @@ def state_of(row: Row, files: Sequence[Result], commits: Sequence[str]) -> State
     path = RESULTS / newest["file"] if mine else records.default_path(head)
     note = " ".join(sorted({run["commit"][:9] for each in same if each not in mine for run in each["runs"]}))
     missing = [each for each in plan if each not in done]
-    return State(path, newest["runs"], missing, replaced, f"runs of other code: {note}" * bool(note))
+    return State(path, newest["runs"], missing, replaced, f"runs of other code or versions: {note}" * bool(note))
 
 
 def states_of(rows: Sequence[Row], commits: Sequence[str]) -> dict[Row, State]:

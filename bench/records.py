@@ -145,7 +145,7 @@ def identity(result: Result) -> Result:
         "kind": result["kind"],
         "settings": result["settings"],
         "machine": result["machine"]["name"],
-        "versions": result.get("versions"),  # the oldest files have none
+        "versions": [result.get("versions"), result.get("peer_versions")],  # the oldest files have none
         "flags": flags,
     }
 

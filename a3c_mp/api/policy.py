@@ -201,4 +201,4 @@ def load_policy(run: str | Path, *, member: int | None = None, sampled: bool = F
     Raises:
         ConfigError: there is no checkpoint, or it does not fit the environment.
     """
-    return TrainedPolicy(load_run(Path(run), member), sampled=sampled, seed=seed)
+    return TrainedPolicy(load_run(Path(run).expanduser(), member), sampled=sampled, seed=seed)

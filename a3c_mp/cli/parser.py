@@ -12,6 +12,8 @@ import typing
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from os.path import expanduser
+from pathlib import Path
 from typing import Any
 
 import a3c_mp
@@ -118,6 +120,7 @@ def to_value(name: str, hint: Any, text: str) -> Any:
     if choices and text not in choices:
         raise ConfigError(flag_name(name), text, f"must be one of {', '.join(map(repr, choices.values()))}")
     try:
+        text = expanduser(text) if kind is Path else text  # in --flag=~/x a shell has not done it
         return choices[text] if choices else parse_int(text) if kind is int else kind(text)
     except ValueError:
         what = "a whole number, for instance 500000, 1e6 or 2M" if kind is int else "a number"

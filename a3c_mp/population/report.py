@@ -43,9 +43,12 @@ class Report:
         self.genes = tuple(dict.fromkeys(("learning_rate", *self.args.evolving)))  # plot.py draws that one
         self.path, self.lineage = run.folder / "lineage.csv", list[dict[str, Any]]()
         if self.path.exists():  # a resumed run repeats the later generations
-            with self.path.open(newline="") as file:
-                rows = csv.DictReader(file)
-                self.lineage += [row for row in rows if int(row["generation"]) < population.generation]
+            try:
+                with self.path.open(newline="") as file:
+                    for row in csv.DictReader(file):
+                        self.lineage += [row] if int(row["generation"]) < population.generation else []
+            except (LookupError, ValueError, TypeError, csv.Error):
+                run.log.warning(f"{self.path} is damaged: {len(self.lineage)} members before that are kept")
         self._write_lineage()
         run.metrics.headline = self._headline
         run.log.info(describe_genes(self.args))

@@ -2,11 +2,11 @@
 
 import json
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from os.path import exists
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -61,7 +61,7 @@ class Run(RunState):
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
         self.error: BaseException | None = None  # that ended it
         self.exit_code, self.failed, self.unsaved, self._finished = 0, False, False, False
-        self._made_runs_dir = not os.path.exists(args.runs_dir)
+        self._makes = not exists(args.runs_dir), not (args.run_name and exists(args.runs_dir / args.run_name))
         self.folder, lock, note = run_dir.claim_folder(args, algorithm)
         with ExitStack() as cleanup, run_dir.refuse_unwritable(args, self.folder):
             cleanup.callback(lock.close)  # here if there is an error
@@ -185,8 +185,8 @@ class Run(RunState):
         for level, line in end_lines(self, error) if is_kept else ():
             self.log.log(level, line)
         console.drain()
-        if not is_kept:  # nothing was learned: the folder would be in the way of another start
-            run_dir.discard_folder(self.folder, self._made_runs_dir)
+        if not is_kept:  # nothing was learned: a new folder would be in the way of another start
+            run_dir.discard_folder(self.folder, *self._makes)
         self._cleanup.close()
         return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
 

@@ -66,11 +66,12 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
     return folder, lock, warning
 
 
-def discard_folder(folder: Path, with_runs_dir: bool) -> None:
-    """Remove the folder of a run that holds its lock, and the one for runs unless something else is there."""
-    shutil.rmtree(folder, ignore_errors=True)
+def discard_folder(folder: Path, made_runs_dir: bool, made_folder: bool) -> None:
+    """Remove the folder of a run that holds its lock, and the one for runs if empty, where this start made them."""
+    if made_folder:
+        shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        if with_runs_dir:
+        if made_runs_dir:
             folder.parent.rmdir()
 
 

@@ -81,7 +81,7 @@ def test_a_campaign_is_of_one_code_and_one_kind_of_machine(go, capsys):
     world.machine = "A"
     world.commit = world.code = "facade"
     go("--list")
-    assert "runs of other code: c0ffee" in capsys.readouterr().out
+    assert "runs of other code or versions: c0ffee" in capsys.readouterr().out
     go("--rows", "cartpole-a3c_data", "--commits", "c0f")
     assert [run["commit"] for run in files(world)[0]["runs"]] == ["c0ffee", "facade"]
     world.commit = "facade+"

@@ -114,6 +114,13 @@ def test_a_run_starts_again_whatever_an_attempt_without_a_checkpoint_has_left(le
     }
 
 
+def test_a_start_that_is_refused_leaves_what_was_there(args):
+    left_before_its_description(folder := args.runs_dir / "r")
+    with suppress(ConfigError), a_run(replace(args, resume_or_start=True)):
+        raise ConfigError("listen", "", "this port is in use")
+    assert (folder / "episodes.csv").exists()
+
+
 def test_without_the_flag_a_run_that_was_killed_at_its_start_is_refused_with_the_way_out(args):
     left_before_a_checkpoint(args.runs_dir / "r")
     with pytest.raises(
