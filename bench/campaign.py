@@ -5,9 +5,9 @@
     python bench/campaign.py --hours 8                starts no run after eight hours; the same command goes on later
 
 A row is a command of another benchmark. Its file in bench/results, saved after every run, is found by its settings, so
-an interruption costs one run. Runs of other code or versions do not count (but `--commits`). Rows of a group are
-compared, so a processor of another kind is refused. Before each run it waits until other processes leave the
-processors alone.
+an interruption costs one run. Runs of other code (`--commits` names commits that count) or with other versions of
+packages do not count. Rows of a group are compared, so a processor of another kind is refused. Before each run it
+waits until other processes leave the processors alone.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from bench.records import RESULTS, Result
 
 LOOK_SECONDS = 5.0
 """how long it is measured what other processes do"""
-PLACE = {"machine": "", "versions": ""}
-"""in what the runs of a row may differ, of which only some count"""
+ANYWHERE = {"machine": "", "versions": ""}
+"""in place of where and with what runs were made: those that do not count are named, too"""
 PONG, BREAKOUT = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"
 CARTPOLE, LANDER, PENDULUM = "CartPole-v1", "LunarLander-v3", "Pendulum-v1"
 MINUTES = {"a3c_grad": 8, "apex_dqn": 17, "impala": 5, "task": 12, "population_ppo": 17, "ray_impala": 6}
@@ -153,7 +153,7 @@ def state_of(row: Row, files: Sequence[Result], commits: Sequence[str]) -> State
         return State(Path(), [], (), note=str(error))
     here = head["machine"]["name"]
     identity = records.identity(head)
-    same = [each for each in files if records.identity(each) | PLACE == identity | PLACE]
+    same = [each for each in files if records.identity(each) | ANYWHERE == identity | ANYWHERE]
     mine = [each for each in same if counts(each) and records.identity(each)["versions"] == identity["versions"]]
     if others := {each["machine"]["name"] for each in mine} - {here}:
         why = f"it has runs of {' '.join(others)}, and rows of {row.group} are compared"
