@@ -111,10 +111,10 @@ class BeforeRun(Exception):
     """Ends a benchmark where it is about to start a run."""
 
 
-def start(row: Row, out: Path, before_run: Callable[[Result, Sequence[tuple[str, int]]], Result]) -> None:
-    """Run a row's benchmark in this process; it continues the file `out`."""
+def start(row: Row, out: Path | None, before_run: Callable[[Result, Sequence[tuple[str, int]]], Result]) -> None:
+    """Run a row's benchmark in this process; it continues the file `out`, or makes one with the time of its start."""
     records.before_run = before_run  # type: ignore[assignment]
-    sys.argv = [f"{row.bench.__name__}.py", *shlex.split(row.flags), f"--out={out}"]
+    sys.argv = [f"{row.bench.__name__}.py", *shlex.split(row.flags), *([f"--out={out}"] if out else [])]
     row.bench.main()
 
 
@@ -186,12 +186,19 @@ def table(states: dict[Row, State]) -> str:
     return records.markdown_table(["row", "runs", "hours left", "file", "note"], lines)
 
 
+def check_clean() -> None:
+    """Raise ConfigError if the code differs from its commit."""
+    if (records.commit_of() or "+").endswith("+"):
+        raise ConfigError("commits", "", "the code differs from its commit, which its runs would name", "commit it")
+
+
 def ready(until: float, most: float) -> Result:
     """Wait until other processes use little of the processors; how much (%). Raises BeforeRun if it is too late."""
     said = False
     while time.monotonic() < until:
         busy = psutil.cpu_percent(interval=LOOK_SECONDS)
         if busy <= most:
+            check_clean()
             return {"others_percent": busy}
         if not said:
             print(f"waiting: other processes use {busy:.0f}% of the processors", flush=True)
@@ -207,8 +214,9 @@ def run_rows(states: dict[Row, State], args: Args) -> list[str]:
             failed.append(f"{row.name} cannot be run: {state.note}")
         try:
             if state.missing:
-                print(f"\n{row.name}: {state.path.name}", flush=True)
-                start(row, state.path, lambda result, missing: ready(until, args.busy_percent))
+                print(f"\n{row.name}: {state.path.name if state.runs else 'a new file'}", flush=True)
+                out = state.path if state.runs else None  # two rows may have been planned in the same second
+                start(row, out, lambda result, missing: ready(until, args.busy_percent))
         except BeforeRun:
             break
         except (ConfigError, SystemExit) as error:  # a trainer that fails has said why
@@ -228,8 +236,7 @@ def main() -> int:
     states = {row: states[row] for row in chosen}
     print(table(states), flush=True)
     if not args.list:
-        if (records.commit_of() or "+").endswith("+"):
-            raise ConfigError("commits", "", "the code differs from its commit, which its runs would name", "commit it")
+        check_clean()
         failed = run_rows(states, args)
         states = states_of(chosen, args.commits)
         print("\n".join([table(states), *failed]))

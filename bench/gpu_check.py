@@ -178,6 +178,7 @@ def main() -> int:
     commands = {chapter: [*common.CHAPTERS[chapter], *place, *flags] for chapter in chapters}
     settings = {chapter: common.as_recorded(common.trainer_settings(each)) for chapter, each in commands.items()}
     path, result = begin("gpu_check", args, PONG, settings, gpus=about_gpus())
+    result["runs"] = [run for run in result["runs"] if not (run["error"] or "").startswith("skipped")]
     task = {
         "seconds": args.seconds,
         "actors": actors,

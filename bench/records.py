@@ -164,8 +164,8 @@ def measure(
     done = {(each["row"], each["seed"]) for each in result["runs"]}
     missing = [each for each in plan if each not in done]
     for number, (row, seed) in enumerate(missing):
-        about = {"row": row, "seed": seed, "commit": commit_of(), "load": round(os.getloadavg()[0], 2)}
-        about |= before_run(result, missing[number:])
+        own = before_run(result, missing[number:])  # which may wait for hours
+        about = {"row": row, "seed": seed, "commit": commit_of(), "load": round(os.getloadavg()[0], 2)} | own
         result["runs"].append(about | run(row, seed))
         save(path, result)
         print(table(result), flush=True)

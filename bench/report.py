@@ -67,17 +67,20 @@ class Row(NamedTuple):
 
 
 def rows_of(results: Iterable[Result]) -> list[Row]:
-    """Rows of results of bench/solve.py, the newest of each kind; none that was interrupted."""
+    """Rows of results of bench/solve.py, the newest of each kind; an unfinished one only where there is no other."""
     found: dict[tuple[str, str, str, str], Row] = {}
+    whole = set[tuple[str, str, str, str]]()
     for result in sorted(results, key=lambda result: result["date"]):
         for name, settings in result["settings"].items() if result["kind"] == "solve" else ():
             chapter = common.split_row(name, common.CHAPTERS)[0] or result["chapter"]
             runs = [run for run in result["runs"] if run["row"] == name]
-            if len(runs) < result["bench"]["seeds"] or settings["stop_return"] is None:
+            if not runs or settings["stop_return"] is None:
                 continue
             differing = " ".join(f"{name}={value}" for name, value in difference(chapter, settings).items())
             key = chapter, settings["env_id"], result["machine"]["name"], differing
-            found[key] = Row(*key, result["date"], result["file"], runs)
+            whole |= {key} if len(runs) >= result["bench"]["seeds"] else set()
+            if len(runs) >= result["bench"]["seeds"] or key not in whole:
+                found[key] = Row(*key, result["date"], result["file"], runs)
     return [found[key] for key in sorted(found)]
 
 

@@ -167,6 +167,9 @@ def table(result: Result) -> str:
 def main() -> int:
     args, flags = parse_own(Args, __doc__)
     commands = common.commands_of(args, [*UNTIL_STOPPED, *flags])
+    for command in commands.values():
+        if "--standalone" in command:  # one process, which nothing watches
+            command.remove(UNTIL_STOPPED[-1])
     settings = common.settings_of(commands)
     for tree in args.trees:
         if not (tree / next(iter(commands.values()))[0]).is_file():
