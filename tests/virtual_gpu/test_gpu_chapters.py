@@ -110,7 +110,7 @@ def excess(ran, case):
         loads = 1 + launches.get("weights.Weights.load", 0) + launches.get("weights.Weights.publish", 0)
         updates, args = ran.done.summary["updates"], ran.done.config["args"]
         length = args.get("block_length", args.get("unroll_length"))
-        steps = 1 + process.get("replays", length * loads)  # ddpg acts without a graph
+        steps = 1 + process.get("replays", length * loads)  # several learners take steps without a graph
         units = {"step": steps, "load": loads, "update": updates}
         for function, number in waits.items():
             most = sum(count * units[unit] for unit, count in budgets.get(function, {}).items())
