@@ -55,7 +55,7 @@ class Args:
     """population: the member at this place of the newest checkpoint, instead of the fittest so far; where members
     evolve, it is the child that the next generation begins with, which has not learned yet"""
     video: Path | None = None
-    """record one more episode to this mp4 file (needs imageio-ffmpeg)"""
+    """record one more episode to this mp4 file (needs imageio and imageio-ffmpeg)"""
     window: bool = False
     """show one more episode in a window"""
     export: Path | None = None
@@ -66,18 +66,18 @@ class Args:
 def make_random_policy(env_id: str, seed: int) -> Policy:
     """A policy of uniformly random actions, among those that a mask allows."""
     _, space = probe_env(env_id, ACTIONS)
-    rng, head = torch.Generator().manual_seed(seed), ActionHead(space)
+    rng, head, scaling = torch.Generator().manual_seed(seed), ActionHead(space), ActionScaling(space)
     if isinstance(space, gymnasium.spaces.Box):  # bounds like +-3.4e38 stand for infinite ones
-        is_wide = ~ActionScaling(space).is_bounded & np.isfinite(space.low) & np.isfinite(space.high)
-        low, high = np.where(is_wide, -np.inf, space.low), np.where(is_wide, np.inf, space.high)
+        low = np.where(~scaling.is_bounded & (scaling.lowest < 0), -np.inf, space.low)
+        high = np.where(~scaling.is_bounded & (scaling.highest > 0), np.inf, space.high)
         space = gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
     space.seed(seed)
 
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         if isinstance(space, gymnasium.spaces.Box):
-            return np.stack([space.sample() for _ in obs])
+            return np.stack([space.sample() for _ in obs]).clip(scaling.low, scaling.high).astype(space.dtype)
         logits = mask_logits(torch.zeros(len(obs), head.num_outputs), mask)
-        return ActionScaling(space)(head.distribution(logits).sample(rng).numpy())
+        return scaling(head.distribution(logits).sample(rng).numpy())
 
     return act
 

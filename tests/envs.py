@@ -10,7 +10,7 @@
 | Thread | leaves a thread behind where it is made, and ignores SIGTERM |
 | Chatty | prints in every step; actor 0 crashes in native code |
 | Surrogate | actor 0 raises with a text that no encoding can write |
-| Unrepeatable | the same seed and actions give other observations in another process |
+| Unrepeatable UnrepeatableMasked | the same seed and actions give other observations, or masks, in another process |
 | NanReward InfiniteReward NanObs InfiniteObs HugeObs | one bad number, in the 150th step |
 | NanForEver NanObsForEver | bad numbers from the 150th step on |
 | Count | the observation is (episode, step), the reward is the step; every third episode is truncated |
@@ -383,6 +383,11 @@ class MaskedEnv(gymnasium.Env):
         return obs, reward, bool(ended), self.t == self.length, info
 
 
+class UnrepeatableMaskedEnv(MaskedEnv):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=os.getpid())
+
+
 class BesideEnv(gymnasium.Env):
     """A game of 16 steps earns up to 16; chance, and a policy that sees only the picture or the sign, 8."""
 
@@ -473,5 +478,5 @@ for env in (
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env, max_episode_steps=500)
 gymnasium.register("Wide-v0", entry_point=AimEnv, kwargs={"low": 0.0, "high": 1000.0})
 gymnasium.register("Narrow-v0", entry_point=AimEnv, kwargs={"low": -0.01, "high": 0.01})
-for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, SimulatorEnv, MaskedEnv, BesideEnv):
+for env in (CountEnv, AngleEnv, RestlessEnv, CrashEnv, SimulatorEnv, MaskedEnv, UnrepeatableMaskedEnv, BesideEnv):
     gymnasium.register(f"{env.__name__.removesuffix('Env')}-v0", entry_point=env)

@@ -74,9 +74,9 @@ def with_plain_actions(env: gymnasium.Env) -> gymnasium.Env:
     choices = [num_choices(part) for part in parts]
     if isinstance(space, Dict | Tuple) and parts and all(map(len, choices)):
         return PlainActions(env, MultiDiscrete(np.concatenate(choices)))
-    if not np.any(getattr(space, "start", 0)):
-        return env
     is_one = isinstance(space, Discrete)
+    if not np.any(getattr(space, "start", 0)) and not (is_one and space.dtype != np.int64):
+        return env
     return PlainActions(
         env, Discrete(choices[0][0]) if is_one else MultiDiscrete(choices[0].reshape(space.shape or ()))
     )
@@ -249,8 +249,3 @@ class GuardedEnvs(VectorWrapper):
         if self.mask is not None and not (allowed := allows(self.space, self.mask, actions)).all():
             env = int(np.flatnonzero(~allowed)[0])
             raise ValueError(f"action {actions[env]} is masked in environment {env}")
-
-
-def action_mask(env: VectorEnv) -> np.ndarray | None:
-    """The choices that the environments allow now: bool [N, choices]; None without masks."""
-    return env.mask if isinstance(env, GuardedEnvs) else None

@@ -22,7 +22,6 @@ from a3c_mp.wrappers.actions import (
     num_choices,
     with_plain_actions,
 )
-from a3c_mp.wrappers.identity import Identity
 from a3c_mp.wrappers.observations import NUMBERS, leaves, unprepared
 
 RESET = "observation", "info"
@@ -42,36 +41,37 @@ class CheckedEnv(gymnasium.Wrapper):
     """Checks each result of an environment and adds its id, seed and number of steps to its errors.
 
     Without the check, a wrong shape or type raises an error in the vector environment that names none of them. NaN and
-    infinity pass. Final observations are copied: the environment may write to its own arrays later. Of its infos,
+    infinity pass. Observations are copied: environments may write to the same arrays later. Of its infos,
     only the masks are passed on, as boolean arrays: a vector environment fails to merge values whose types change. Each
     result is a heartbeat.
     """
 
     def __init__(
         self, env: gymnasium.Env, env_id: str = "", seed: int | None = None, fields: Collection[str] = (),
-        beat: Callable[[], object] = lambda: None, identity: Identity | None = None,
+        beat: Callable[[], object] = lambda: None, assume_identity: Callable[[], object] = lambda: None,
     ):  # fmt: skip
         super().__init__(env)
-        self.env_id, self.seed, self.steps, self.beat, self.identity = env_id, seed, 0, beat, identity
+        self.env_id, self.seed, self.steps, self.beat = env_id, seed, 0, beat
+        self.assume_identity = assume_identity
         self.fields: dict[str, Any] = dict.fromkeys(fields)  # what the last step's info said under these names, or None
         self.space, self.actions = env.observation_space, env.action_space  # cached: properties go through all wrappers
         self.masked: bool | None = None  # whether it gives action masks; known from the first reset on
 
     def reset(self, **kwargs: Any):
-        if self.identity is not None:
-            self.identity.assume()
+        self.assume_identity()
         if kwargs.get("seed") is not None:
             self.seed, self.steps = kwargs["seed"], 0
         if not kwargs.get("options"):  # gymnasium passes {} where some of the environments are reset, else None
             kwargs.pop("options", None)
-        return self._checked("reset()", RESET, self.env.reset, **kwargs)
+        return self._copied(self._checked("reset()", RESET, self.env.reset, **kwargs))
 
     def step(self, action):
         result = self._checked("step()", STEP, self.env.step, action)
         self.steps += 1
-        if result[2] or result[3]:  # SyncVectorEnv returns it after the reset, which may write to the same array
-            result = np.array(result[0]), *result[1:]
-        return result
+        return self._copied(result)
+
+    def _copied(self, result: tuple) -> tuple:
+        return (np.array(result[0]), *result[1:]) if isinstance(self.space, Box) else result
 
     def place(self) -> str:
         """Which environment this is, and how far it is, for errors and warnings."""

@@ -4,8 +4,6 @@ The environment variables `A3C_ACTOR` and `A3C_ENV` have the numbers of actor an
 environment is made and whenever it is reset. Keyword arguments have them in braces: `port={9000+100*actor+env}`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 
@@ -17,19 +15,9 @@ os.environ.setdefault(ACTOR, str(OUTSIDE))  # a simulator may import this, too: 
 os.environ.setdefault(ENV, "0")
 
 
-class Identity:
-    """Numbers of an actor, unique in its run, and of one of its environments."""
-
-    current: Identity | None = None
-
-    def __init__(self, actor: int = OUTSIDE, env: int = 0):
-        self.variables = {ACTOR: str(actor), ENV: str(env)}
-
-    def assume(self) -> None:
-        """Put the numbers into the environment variables of this process."""
-        if Identity.current is not self:
-            Identity.current = self
-            os.environ.update(self.variables)
+def assume_identity(actor: int, env: int = 0) -> None:
+    """Put the numbers of an actor, unique in its run, and of one of its environments into this process's variables."""
+    os.environ.update({ACTOR: str(actor), ENV: str(env)})
 
 
 EXPRESSION = re.compile(r"\{([\w\s+*/%()-]*\b(?:actor|env)\b[\w\s+*/%()-]*)\}")

@@ -97,12 +97,8 @@ def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> g
     if not images:
         for flag, given in ("frame-size", extras.frame_size), ("frame-stack", extras.frame_stack):
             if given:
-                raise UnsupportedEnv(
-                    f"{env_id} has no images of {SMALLEST_IMAGE} x {SMALLEST_IMAGE} or more",
-                    "leave it out",
-                    flag,
-                    given,
-                )
+                why = f"{env_id} has no images of {SMALLEST_IMAGE} x {SMALLEST_IMAGE} or more"
+                raise UnsupportedEnv(why, "leave it out", flag, given)
         if is_whole and (space.dtype == np.float32 or (space.dtype == np.uint8 and len(space.shape or ()) == 3)):
             return env  # small images stay bytes
         vector: Any = partial(np.asarray, dtype=np.float32) if is_whole else partial(_flattened, others)
@@ -229,7 +225,12 @@ def _joined(images: Sequence[Image], obs: Any) -> np.ndarray:
 
 def _flattened(parts: Sequence[Part], obs: Any) -> np.ndarray:
     """The numbers of all parts, float32 [n], each as gymnasium flattens it."""
-    numbers: list[Any] = [flatten(part.space, part.of(obs)) for part in parts]
+    numbers: list[Any] = []
+    for part in parts:
+        space, value = part.space, part.of(obs)
+        if isinstance(space, Discrete | MultiDiscrete) and not space.contains(np.asarray(value).astype(space.dtype)):
+            raise ValueError(f"{' '.join(['observation', *part.path.split()])} is {value}, its space is {space}")
+        numbers.append(flatten(space, value))
     return np.concatenate(numbers, dtype=np.float32)
 
 

@@ -5,18 +5,18 @@ that ends an episode (`SAME_STEP`): the observation is the next episode's first,
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from a3c_mp.wrappers.actions import GuardedEnvs, env_seed, with_plain_actions
 from a3c_mp.wrappers.atari import is_atari, make_atari_env, make_atari_vec_env
 from a3c_mp.wrappers.contract import UNWATCHED, CheckedEnv
-from a3c_mp.wrappers.identity import OUTSIDE, Identity
+from a3c_mp.wrappers.identity import OUTSIDE, assume_identity
 from a3c_mp.wrappers.ids import extras_of, make_registered, wrapped
 from a3c_mp.wrappers.observations import as_array
 from a3c_mp.wrappers.rebuild import Rebuildable, seeding_of
@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 def make_vec_env(
     env_id: str, num_envs: int, *, seed: int, rebuildable: bool = False, fields: Collection[str] = (),
     heartbeats: Any = UNWATCHED, actor: int = OUTSIDE,
-) -> VectorEnv:  # fmt: skip
+) -> GuardedEnvs:  # fmt: skip
     """Vector of `num_envs` (N) environments with one of `ACTIONS`, in `SAME_STEP` autoreset mode.
 
     Observations are as in `make_env`, stacked [N, ...]; rewards [N] are **raw**. `infos["final_obs"]` [N, ...] is there
@@ -35,9 +35,9 @@ def make_vec_env(
     of 31 bits, and masks are as in `GuardedEnvs`; a `Rebuildable` also derives the seeds of later games from `seed`.
     Of what else an environment's info says in a step, `infos` has the names in `fields`: N values as they are, None
     where one lacks it; no such name if all do. Environments other than Atari's are made and stepped one after another,
-    each with its own heartbeat and, with the number `actor`, its own `Identity`. Raises as `make_env`.
+    each with its own heartbeat and, with the number `actor`, its own numbers (`assume_identity`). Raises as `make_env`.
     """
-    Identity(actor).assume()
+    assume_identity(actor)
     if is_atari(env_id):
         heartbeats.starting()
         env = make_atari_vec_env(env_id, num_envs)
@@ -64,7 +64,7 @@ def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
 
 def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(Observation space, action space) of an environment, which is made for it and closed."""
-    Identity(OUTSIDE).assume()
+    assume_identity(OUTSIDE)
     env = make_env(env_id)
     env.close()
     return env.observation_space, env.action_space
@@ -81,7 +81,7 @@ class SameStepEnvs(SyncVectorEnv):
     def __init__(self, env_id: str, seeds: list[int], fields: Collection[str], heartbeats: Any, actor: int):
         self.fields, self.warned = fields, False
         made = partial(_make_checked_env, env_id, fields=fields, heartbeats=heartbeats)
-        makers = [partial(made, seed, identity=Identity(actor, i)) for i, seed in enumerate(seeds)]
+        makers = [partial(made, seed, partial(assume_identity, actor, i)) for i, seed in enumerate(seeds)]
         super().__init__(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def reset(self, **kwargs: Any):
@@ -116,12 +116,12 @@ class SameStepEnvs(SyncVectorEnv):
 
 
 def _make_checked_env(
-    env_id: str, seed: int, fields: Collection[str], heartbeats: Any, identity: Identity
+    env_id: str, seed: int, assume: Callable[[], object], fields: Collection[str], heartbeats: Any
 ) -> gymnasium.Env:
     heartbeats.starting()
-    identity.assume()
+    assume()
     try:
-        return CheckedEnv(make_env(env_id), env_id, seed, fields, heartbeats.beat, identity)
+        return CheckedEnv(make_env(env_id), env_id, seed, fields, heartbeats.beat, assume)
     except Exception as error:
         error.add_note(f"(raised by the constructor of {env_id}, seed {seed})")
         raise

@@ -79,11 +79,12 @@ class Outbox:
         """Collect the next rollout with the newest weights."""
         rollout = self.rollout
         self.rng.manual_seed(self.collector.rollout_seeds()[0])  # so that a successor draws the same minibatches
-        self.memory.more.load(self.collector.net)
+        version = self.memory.more.load(self.collector.net)
         self.collector.collect(rollout)
         self.finite, self.episodes = is_finite(rollout), finished_episodes(rollout)
         self.reward_scale = float(self.collector.net.reward_scale)
-        if self.args.reward_scale is None and self.reward_scale == 1.0 and self.finite:  # none is published yet
+        is_unknown = version == 0 and self.reward_scale == 1.0  # none is published yet
+        if self.args.reward_scale is None and is_unknown and self.finite:
             reward = rollout.reward.sign() if self.args.reward_clip else rollout.reward
             stats = ReturnStats(self.args.gamma, 1, self.args.num_envs)  # of this rollout alone, as a successor's are
             stats.update(0, reward, rollout.terminated | rollout.truncated)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from a3c_mp.config import CommonArgs
-from a3c_mp.errors import WorkerError
+from a3c_mp.errors import Stopped, WorkerError
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.processes.pool import Closing
 from a3c_mp.run.evaluate import make_policy, play_evaluation
@@ -167,7 +167,7 @@ class InlineEvaluator(Closing):
 
     def play(self, net: ActorCritic) -> None:
         """Play all games, and keep the result for the learner unless the run or the time ends meanwhile."""
-        with suppress(_Interrupted), global_generators_kept():  # the collectors play in this process, too
+        with suppress(Stopped), global_generators_kept():  # the collectors play in this process, too
             result = play_evaluation(self.args, net, make_policy, self)
             self._net = None  # first: once the result is there, another thread may start the next one
             self._result = result
@@ -188,8 +188,4 @@ class InlineEvaluator(Closing):
 
     def beat(self) -> None:
         if self.is_interrupted() or time.monotonic() > self._deadline:
-            raise _Interrupted
-
-
-class _Interrupted(Exception):
-    pass
+            raise Stopped

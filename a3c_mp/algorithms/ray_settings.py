@@ -93,7 +93,7 @@ def check(args: Any) -> None:
         why = f"each of {learners} trainers needs a GPU to itself, which Ray has to reserve"
         raise ConfigError("trainer-gpus", args.trainer_gpus, why, "add --trainer-gpus 1, or leave --cuda out")
     gpus, found = learners * args.trainer_gpus + args.num_actors * args.actor_gpus, torch.cuda.device_count()
-    if args.address is None and gpus > found:
+    if args.address is None and round(gpus, 4) > found:  # Ray counts in ten-thousandths
         trainers = "trainer" if learners == 1 else f"{learners} trainers"
         why = f"{trainers} and {args.num_actors} actors need {gpus:g} GPUs in all, this machine has {found}"
         raise ConfigError("actor-gpus", args.actor_gpus, why, "lower it, or join a cluster (--address)")

@@ -27,7 +27,7 @@ from a3c_mp.processes.weights import Weights
 from a3c_mp.run.display import open_log
 from a3c_mp.run.evaluate import NICENESS as EVALUATOR_NICENESS
 from a3c_mp.run.learner import Learner, Processes, Setup
-from a3c_mp.run.preflight import FOUND, check_processes, check_system, check_temporary_folder, probe_env
+from a3c_mp.run.preflight import FOUND, check_processes, check_system, probe_env
 from a3c_mp.run.run import Run
 from a3c_mp.task.endpoint import Endpoint, is_tcp
 from a3c_mp.task.exchange import FROM_COLLECTORS, LocalChannel, LocalPool, NodeChannel, NodePool
@@ -98,14 +98,14 @@ def roles_of(args: RoleArgs, learner: Learner, evaluator: Any) -> list[Role]:
     for worker in range(args.num_actors):
         settings = {"prepare": partial(pool.prepare, worker), "on_restart": partial(pool.on_lost, worker)}
         settings["args"] = (learner.memory,)
-        roles.append(Role(f"collector {worker}", ("collector",), "--num-actors", NICENESS, True, **settings))
+        roles.append(Role(f"collector {worker}", ("collector",), "--num-actors", NICENESS, **settings))
     if args.eval_every:
         settings = {
             "on_restart": evaluator.run.progress.evals.record_restart,
             "on_lost": evaluator.on_lost,
             "args": (None,),
         }
-        roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, True, **settings))
+        roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, **settings))
     return roles
 
 
@@ -161,7 +161,6 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     """
     assert args.attach_to is not None
     check_system()
-    check_temporary_folder()
     log = open_log()
     is_collector = args.role == "collector"
     number = args.num_actors if is_collector else 1

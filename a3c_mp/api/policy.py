@@ -168,17 +168,18 @@ class TrainedPolicy:
         Raises:
             ValueError: observations or a mask have another shape.
         """
-        obs, shape = np.asarray(obs, self.obs_space.dtype), self.obs_space.shape or ()
+        # A copy: torch takes no reversed views.
+        obs, shape = np.array(obs, self.obs_space.dtype, order="C"), self.obs_space.shape or ()
         is_single = obs.shape == shape
         if not is_single and obs.shape[1:] != shape:
             several = ", ".join(map(str, ("N", *shape)))
             raise ValueError(f"observations must be {shape} or [{several}] as `make_env` gives them, not {obs.shape}")
         obs = obs[None] if is_single else obs
         begins = True if len(obs) != self._num else starts is not None and starts
-        self._num = len(obs)
         mask = wrappers.mask_in({"action_mask": mask}, self.action_space) if is_single else mask
         masks = None if mask is None else np.asarray(mask, np.bool_).reshape(len(obs), -1)
         actions = self._act(obs, np.full(len(obs), begins), masks)
+        self._num = len(obs)  # now that nothing was refused
         return actions[0] if is_single else actions
 
     def reset(self) -> None:

@@ -161,7 +161,8 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
             if process.poll() is None:
                 process.terminate()
             try:
-                process.wait(END_SECONDS)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(END_SECONDS)
             finally:  # the time is over, or there was another Ctrl-C
                 process.kill()
                 process.wait()

@@ -174,9 +174,9 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets) -> dict[str, An
             if type(None) in typing.get_args(typing.get_type_hints(args_class).get("reward_scale")):
                 found["reward_scale"] = None
             kinds = ["continuous", *kinds] if isinstance(action_space, Box) else kinds or ["vectors"]
-    except Stopped:
+    except (KeyboardInterrupt, Stopped):
         raise
-    except (Exception, SystemExit):  # an unknown id, or a module of the user's own: `probe_env` says what is wrong
+    except BaseException:  # an unknown id, or a module of the user's own: `probe_env` says what is wrong
         pass
     module = args_class.__module__
     own = vars(args_class) if module.startswith("a3c_mp.chapters.") or not module.startswith("a3c_mp.") else {}
@@ -222,6 +222,6 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         raise ConfigError("resume", folder, why, fix) from None
     members_own = getattr(args_class(**{**settings, **given}), "evolving", ())  # genes
     for name in (*args_class.fixed, *members_own):
-        if name in given and given[name] != saved.get(name, given[name]):
+        if name in given and name in saved and json.loads(json.dumps(given[name], default=str)) != saved[name]:
             raise ConfigError(flag_name(name), given[name], f"the run in {folder} has {saved[name]}", "leave it out")
     return settings

@@ -88,6 +88,8 @@ RULES = (
     Rule("blocks-per-actor prefetch", "deterministic", lambda ordered: not ordered, "leave out --deterministic"),
     Rule("tournament-size parameter-noise mutate-none mutate-architecture", "evolve", bool, "leave out --no-evolve"),
     Rule("mutate-parameters mutate-activation mutate-hyperparameters", "evolve", bool, "leave out --no-evolve"),
+    Rule("resample grow-factor shrink-factor new-layer remove-layer", "evolve", bool, "leave out --no-evolve"),
+    Rule("max-restarts hang-seconds", "standalone", lambda alone: not alone, "leave out --standalone"),
 )
 OF_A_JOINED_NODE = {
     *("attach_to", "role", "key_file", "num_actors", "max_restarts", "hang_seconds", "env_id", "env_kwargs"),

@@ -56,6 +56,6 @@ def choose(order: str, needs: Resources, free: Mapping[str, dict[str, float]]) -
     elif order == "pack" and node is not None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        free[node].update({name: free[node].get(name, 0.0) - amount for name, amount in needs.items()})
+        free[node].update({name: round(free[node].get(name, 0.0) - amount, 4) for name, amount in needs.items()})
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
     return options

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.data.resume_states import ActorState
+from a3c_mp.errors import one_line
 from a3c_mp.processes.pool import Token
 from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.seeds import derive_seeds, seed_global_generators
-from a3c_mp.wrappers import make_vec_env, obs_hashes
+from a3c_mp.wrappers import GuardedEnvs, make_vec_env, obs_hashes
 
 Fill = Callable[[Token], Any]
 """fills the slot of a token; returns a few figures to send with it, such as the version of the weights that acted"""
@@ -74,7 +74,7 @@ def run_actor(channel: WorkerChannel, make_actor: Callable[..., Fill], args: Any
         channel.send(token.slot, fill(token))
 
 
-def make_envs(args: CommonArgs, channel: Any) -> VectorEnv:
+def make_envs(args: CommonArgs, channel: Any) -> GuardedEnvs:
     """Make an actor's vector environment, seeded for this actor, and closed however the process ends."""
     env_seed, _ = derive_seeds(args.seed, *channel.seed_key)
     seed_global_generators(env_seed)
@@ -93,14 +93,20 @@ class Games:
         self.stats = EpisodeStats(env.num_envs)
         state: ActorState = channel.restored or ActorState()
         self.rollouts, self.messages, self.successor_state = state.rollouts, state.messages, state.successor_state
-        self.obs: np.ndarray = env.rebuild(state.games) if state.games else env.reset()[0]
+        self.obs: np.ndarray
         if not self.successor_state:
+            self.obs = env.rebuild(state.games) if state.games else env.reset()[0]
             return
-        differing = np.flatnonzero(obs_hashes(self.obs) != self.successor_state["obs_hash"])
-        if len(differing):
+        what, why = "", "is not deterministic: the same seed and actions"
+        try:
+            self.obs = env.rebuild(state.games)
+            differing = np.flatnonzero(obs_hashes(self.obs) != self.successor_state["obs_hash"])
+            what = f"environment {differing[0]} {why} gave other observations" if len(differing) else ""
+        except Exception as error:  # other games may not allow the same actions
+            what = f"an environment {why} raised {one_line(error)}"
+        if what:
             self.obs, self.successor_state, self.messages = env.start_new_games(), {}, 0
-            why = "is not deterministic: the same seed and actions gave other observations"
-            channel.not_restored(f"environment {differing[0]} {why}; it starts new games")
+            channel.not_restored(f"{what}; it starts new games")
         else:
             self.stats.restore(self.successor_state)
 

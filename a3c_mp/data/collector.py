@@ -5,7 +5,6 @@ from typing import Any
 
 import gymnasium
 import torch
-from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from a3c_mp.data.actor import Games
@@ -18,7 +17,7 @@ from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.seeds import BURSTS, NOISE, derive_seeds
-from a3c_mp.wrappers import ActionScaling, action_mask, num_choices
+from a3c_mp.wrappers import ActionScaling, GuardedEnvs, num_choices
 
 
 def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: int = 0) -> Spec:
@@ -35,7 +34,7 @@ def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: i
 class RolloutCollector:
     """Rollout collector: steps B environments, from `make_envs`, with a copy of the net, T steps for each rollout."""
 
-    def __init__(self, args: Any, env: VectorEnv, channel: Any, net: Any = None):
+    def __init__(self, args: Any, env: GuardedEnvs, channel: Any, net: Any = None):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.action_space = env.single_action_space
         self.to_env = ActionScaling(self.action_space)
@@ -85,7 +84,7 @@ class RolloutCollector:
         self.rng.manual_seed(self.rollout_seeds()[1])
         if self.logits is None:
             self.logits, self.value, self.lstm_state = self.act(self.obs, self.lstm_state_before)
-            self.logits = mask_logits(self.logits, action_mask(self.env))
+            self.logits = mask_logits(self.logits, self.env.mask)
         write_step(rollout, 0, obs=self.obs, value=self.value)
         for state in self.lstm_state_before:
             write_step(rollout, 0, lstm_state=state)
@@ -115,7 +114,7 @@ class RolloutCollector:
             write_step(rollout, t + 1, obs=next_obs)
             self.lstm_state_before = [reset_state(state, self._starts(state)) for state in self.lstm_state]
             self.logits, self.value, self.lstm_state = self.act(rollout.obs[t + 1], self.lstm_state_before)
-            self.logits = mask_logits(self.logits, action_mask(self.env))
+            self.logits = mask_logits(self.logits, self.env.mask)
             write_step(rollout, t + 1, value=self.value)
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
         self.rollouts += 1

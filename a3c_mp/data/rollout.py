@@ -76,7 +76,9 @@ class InfoField(NamedTuple):
                 if np.shape(value) != self.shape:
                     raise ValueError
                 values[env] = value
-            except (TypeError, ValueError):
+                if values.dtype.kind in "iu" and not np.array_equal(values[env], value):
+                    raise ValueError
+            except (TypeError, ValueError, OverflowError):
                 given, wanted = " ".join(repr(value).split())[:80], f"{self.dtype} of shape {self.shape}"
                 raise ValueError(f"infos[{name!r}] is {given}, rollout_fields says {wanted}") from None
         return values

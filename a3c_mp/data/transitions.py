@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from a3c_mp.data.actor import Games
@@ -14,7 +13,7 @@ from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import EnvStep, Writer
 from a3c_mp.seeds import derive_seeds
-from a3c_mp.wrappers import action_mask
+from a3c_mp.wrappers import GuardedEnvs
 
 
 class TransitionCollector:
@@ -23,7 +22,7 @@ class TransitionCollector:
     `env` is from `make_envs`, `make_policy` makes the exploration policy: `dqn.Policy` or `ddpg.Policy`.
     """
 
-    def __init__(self, args: Any, env: VectorEnv, net: nn.Module, make_policy: Callable[..., Any], channel: Any):
+    def __init__(self, args: Any, env: GuardedEnvs, net: nn.Module, make_policy: Callable[..., Any], channel: Any):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.net = self.memory.place(net)
         self.games = games = Games(env, channel)
@@ -50,7 +49,7 @@ class TransitionCollector:
         policy.start_block(derive_seeds(self.args.seed, *self.channel.seed_key, self.blocks)[1])
         self.actions = []  # as the environments get them
         for t in range(len(block["done"])):
-            mask = action_mask(self.env)
+            mask = self.env.mask
             action, q, value = policy.act(self.obs, mask, warm_up)
             self.actions.append(policy.to_env(action))
             next_obs, reward, terminated, truncated, infos = self.env.step(self.actions[-1])

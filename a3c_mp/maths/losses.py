@@ -37,8 +37,6 @@ def normalize(
 
     Weights are not negative; None: all 1. `all_reduce_mean` replaces tensors by their means over all learners.
     """
-    if advantages.numel() == 1:
-        return advantages  # minus its mean, nothing would be left
     weights = torch.ones_like(advantages) if weights is None else weights
     mean, total = (weights * advantages).mean(), weights.mean()
     all_reduce_mean([mean, total])
@@ -46,6 +44,8 @@ def normalize(
     centred = advantages - mean / total
     variance = (weights * centred.square()).mean()
     all_reduce_mean([variance])
+    if advantages.numel() == 1:  # not before: another learner may have more, and waits for these means
+        return advantages  # minus its mean, nothing would be left
     return centred / ((variance / total).sqrt() + 1e-8)
 
 

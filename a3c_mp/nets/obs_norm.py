@@ -14,6 +14,7 @@ SLOPE = 0.1  # and those of images, which end at 255 grey levels, with this slop
 LARGE_IMAGE = 128 * 128  # pixels of an image beyond which a step takes several times as long as with 84 x 84
 VALUES_AT_ONCE = 250_000
 """values of images that are normalized together on a CPU: they stay in a core's cache from one operation to the next"""
+MOST_MERGED = 128  # channels that OpenCV merges
 
 
 class ObsNorm(nn.Module):
@@ -78,7 +79,8 @@ class ObsNorm(nn.Module):
             return self(obs.to(self.shift.dtype))
         device = obs.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.shift.dtype
-        if device != "cpu" or torch.compiler.is_exporting():  # numpy and OpenCV cannot be traced
+        is_traced = torch.compiler.is_exporting()  # numpy and OpenCV cannot be
+        if device != "cpu" or is_traced or obs.shape[1] > MOST_MERGED:
             return self(obs.contiguous(memory_format=torch.channels_last).to(dtype))
         # bfloat16 is computed in float32, which is faster, and is the same to the last bit up to the knee: differences
         # of whole grey levels (see `update`) and products of two bfloat16 numbers are exact there.

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.algorithms.apex import NORM_PERIOD, ladder, stacked_frames
@@ -23,7 +22,7 @@ from a3c_mp.population.member import MemberGeneration
 from a3c_mp.population.population import PopulationMemory
 from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.replay import Batch, EnvStep, Replay, Shards, Writer
-from a3c_mp.wrappers import action_mask
+from a3c_mp.wrappers import GuardedEnvs
 
 IMAGES: dict[str, Any] = {
     "convolutions": (32, 8, 4, 64, 4, 2, 64, 3, 1),  # Mnih et al. 2015
@@ -50,7 +49,7 @@ IMAGES: dict[str, Any] = {
 class Args(settings.Args, ReplayArgs):
     """Settings of DQN in a population."""
 
-    fixed = (*settings.Args.fixed, "replay_size")
+    fixed = (*settings.Args.fixed, "replay_size", "reward_clip", "life_loss_terminal")  # as its replay holds them
     images = IMAGES
     gene_table: ClassVar = {name: GENES[name] for name in (*COMMON, "learn_every", "target_period", "epsilon")}
 
@@ -103,7 +102,7 @@ class Generation(MemberGeneration):
         rows = -(-args.replay_size // (num * args.num_envs)) + 2 * args.rounds + 1 + stack
         return Shards(num, args.num_envs, rows, *spaces, stack)
 
-    def __init__(self, args: Any, memory: PopulationMemory, channel: WorkerChannel, env: VectorEnv, seed: int):
+    def __init__(self, args: Any, memory: PopulationMemory, channel: WorkerChannel, env: GuardedEnvs, seed: int):
         super().__init__(args, memory, channel, env, seed)
         shards = memory.shards.at(memory.rows.numpy())  # what others write from now on stays unseen
         self.exploration = np.random.default_rng(seed)
@@ -126,7 +125,7 @@ class Generation(MemberGeneration):
 
     @torch.inference_mode()
     def _step(self, epsilons: np.ndarray | float) -> None:
-        obs, mask = self.obs, action_mask(self.env)
+        obs, mask = self.obs, self.env.mask
         with autocast(self.args.precision, self.net):
             q = dqn.allowed_q(self.net(torch.from_numpy(obs).to(self.device))[0].cpu().numpy(), mask)
         explores = self.exploration.random(len(q)) < epsilons
@@ -140,7 +139,7 @@ class Generation(MemberGeneration):
         self.steps += len(q)
         # The end of a generation interrupts games as a time limit does: they are worth what would have followed.
         truncated = truncated | (self.t == self.args.rounds)
-        final_obs, final_mask = self.obs.copy(), action_mask(self.env)
+        final_obs, final_mask = self.obs.copy(), self.env.mask
         if done.any():
             final_obs[done] = infos["final_obs"][done]
             if final_mask is not None:

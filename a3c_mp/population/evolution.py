@@ -86,11 +86,12 @@ def first_members(args: Args) -> list[Member]:
 
 def largest_genome(args: Args) -> Genome:
     """Return the genome of the largest net that evolution can reach."""
-    first, added = args.first_convolutions, Convolution(1, 1, 1)
+    first, added = args.first_convolutions, Convolution(1, 3, 1, padding=1)
     layers = (*first, *[added] * (args.convolutions_range[1] - len(first))) if first else ()
-    rings = [(args.kernels_range[1] - each.kernel) // 2 for each in layers]
+    rings = [max(args.kernels_range[1] - each.kernel, 0) // 2 for each in layers]
     sizes = [
-        (args.channels_range[1], c.kernel + 2 * ring, c.stride, ring) for c, ring in zip(layers, rings, strict=True)
+        (args.channels_range[1], c.kernel + 2 * ring, c.stride, c.padding + ring)
+        for c, ring in zip(layers, rings, strict=True)
     ]
     hidden, convolutions = args.units_range[1:] * args.layers_range[1], tuple(Convolution(*size) for size in sizes)
     return Genome({}, hidden, "relu", convolutions, args.family)

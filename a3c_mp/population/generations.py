@@ -14,7 +14,7 @@ from a3c_mp.population.report import Report
 from a3c_mp.population.settings import Args, check_settings
 from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.workers import Workers
-from a3c_mp.run.preflight import check_temporary_folder, probe_env, set_up_torch
+from a3c_mp.run.preflight import check_system, probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 
@@ -53,11 +53,7 @@ class Generations:
         """
         while self._take():
             if self.group.size > 1:
-                try:
-                    self._exchange()
-                except ranks.Interrupted:
-                    self._log_interruption()
-                    raise
+                self._exchange()
             confirmation = self._confirm() if self._reaches_goal() else None
             if not self._ended:
                 return
@@ -73,13 +69,7 @@ class Generations:
     def _take(self) -> bool:
         """Wait for all members of this rank; False if the run should stop before they are done."""
         self._ended = self.workers.take(self._stops_waiting)
-        if not self._ended:
-            self._log_interruption()
         return bool(self._ended)
-
-    def _log_interruption(self) -> None:
-        if self.report is not None:
-            self.report.log_interruption()
 
     def _stops_waiting(self) -> bool:
         if self.report is not None:
@@ -130,7 +120,7 @@ def launch(algorithms: Mapping[str, Algorithm], train: Callable[[Args, Generatio
     """
     with ranks.one_voice():
         args, algorithm = parse_algo(algorithms, description)
-        check_temporary_folder()
+        check_system()
         spaces = probe_env(args.env_id, algorithm.generation.actions)
         check_settings(args, is_image(spaces[0]))
         group = ranks.join(args)
@@ -141,6 +131,8 @@ def launch(algorithms: Mapping[str, Algorithm], train: Callable[[Args, Generatio
             generations = Generations(algorithm, run, population, group)
             with suppress(ranks.Interrupted), generations.workers:
                 train(args, generations)
+            if generations.report is not None:
+                generations.report.log_interruption()
 
         if group.rank > 0:
             train_in(RunState(args, group.rank, steps=0, updates=0))

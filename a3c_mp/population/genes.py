@@ -45,6 +45,8 @@ class Gene(NamedTuple):
             else:
                 factor = log_uniform(grow, rng) if rng.random() < 0.5 else 1 / log_uniform(shrink, rng)
                 moved = self.multiply(value, factor, rng)
+                # A fixed factor may be reflected to where it began, in both directions.
+                draws_again = not self.integer or abs(math.log(factor)) >= self._ends[1] - self._ends[0]
         return moved
 
     def _scaled(self, value: float) -> float:

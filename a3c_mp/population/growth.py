@@ -86,7 +86,7 @@ class MemberState(NamedTuple):
             moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
             optimizer.state[parameter] = {"step": torch.zeros((), device=device), **moments}
         target_net = copy.deepcopy(net).requires_grad_(False) if genome.family == "q" else None
-        return cls(net, target_net, optimizer, ReturnStats(own.gamma, 1, args.num_envs), genome)
+        return cls(net, target_net, optimizer, ReturnStats(own.gamma, 1, args.num_envs, args.reward_clip), genome)
 
     @property
     def updates(self) -> int:

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 
 from a3c_mp.algorithms import dqn
 from a3c_mp.config import CommonArgs
@@ -30,7 +29,7 @@ from a3c_mp.run.evaluate import make_play_envs, make_policy, play_episodes
 from a3c_mp.run.metrics import Means
 from a3c_mp.run.preflight import set_up_torch
 from a3c_mp.seeds import CONFIRMATION, FITNESS, MEMBER, derive_seeds, seed_global_generators
-from a3c_mp.wrappers import make_vec_env
+from a3c_mp.wrappers import GuardedEnvs, make_vec_env
 
 Confirmation = tuple[float, int, int]
 """of games that confirm a fitness: their mean return; number of those that failed; agent steps of all"""
@@ -79,7 +78,7 @@ class MemberGeneration:
         """Allocate the data that members share, a `Shards`; None: each has its own."""
         return None
 
-    def __init__(self, args: Args, memory: PopulationMemory, channel: WorkerChannel, env: VectorEnv, seed: int):
+    def __init__(self, args: Args, memory: PopulationMemory, channel: WorkerChannel, env: GuardedEnvs, seed: int):
         self.channel, self.env, self.place = channel, env, channel.actor
         self.device = torch.device("cuda", torch.cuda.current_device()) if args.cuda else torch.device("cpu")
         self.state = MemberState.read(memory.births[self.place], memory.spaces, args, self.device)
@@ -113,7 +112,7 @@ class MemberGeneration:
         """Update what rewards are multiplied by, with raw rewards [T, B] and where games end, bool [T, B]."""
         if self.args.reward_scale is not None:
             return
-        if not rewards.isfinite().all():
+        if not rewards.float().isfinite().all():  # as they are learned from
             self.state.return_stats.forget(0)
             return
         self.state.return_stats.update(0, rewards.sign() if self.args.reward_clip else rewards, done)

@@ -39,17 +39,12 @@ class PopulationMemory(NamedTuple):
         """Allocate the memory of a population. Raises ConfigError if too little is free."""
         try:
             with torch.device("meta"):
-                net = make_net(Spaces.of(*spaces), largest_genome(args))
+                largest = MemberState.make(Spaces.of(*spaces), largest_genome(args), args, "meta")
         except RuntimeError as error:
             given, fix = " ".join(map(str, args.convolutions)), "use fewer, or smaller kernels and strides"
             raise ConfigError("convolutions", given, "nothing is left of the image behind them", fix) from error
-        weights = sum(tensor.numel() for tensor in net.state_dict().values())
-        adam = sum(2 * parameter.numel() + 1 for parameter in net.parameters())
-        size = (1 + (args.family == "q")) * weights + adam
-        size += sum(tensor.numel() for tensor in net.norm.stats.state_dict().values()) + 4  # of rewards
-        genome_bytes = (
-            96 + 64 * len(args.genes) + 16 * args.layers_range[1] + 32 * len(largest_genome(args).convolutions)
-        )
+        size = sum(tensor.numel() for tensor in largest.tensors())
+        genome_bytes = 96 + 64 * len(args.genes) + 16 * args.layers_range[1] + 32 * len(largest.genome.convolutions)
         record: Spec = {"genome": ((genome_bytes,), torch.uint8), "tensors": ((size,), torch.float32)}
         results = {
             **record,

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
-from gymnasium.vector import VectorEnv
-
 from a3c_mp.algorithms.actor_critic import obs_for_stats
 from a3c_mp.algorithms.actor_critic_settings import CONTINUOUS, CONTINUOUS_EPOCHS, PPOArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.rollout import Rollout, empty_rollout, is_finite, rollout_spec
+from a3c_mp.errors import ConfigError
 from a3c_mp.nets.precision import acting_dtype
 from a3c_mp.population import settings
 from a3c_mp.population.genes import COMMON, GENES, Gene
 from a3c_mp.population.member import MemberGeneration
 from a3c_mp.population.population import PopulationMemory
 from a3c_mp.processes.workers import WorkerChannel
+from a3c_mp.wrappers import GuardedEnvs
 
 VECTORS: dict[str, Any] = {
     "generation_steps": 16_384,
@@ -78,6 +78,13 @@ class Args(settings.Args, PPOArgs):
     explore_steps: ClassVar = 0  # type: ignore[misc]
     explore_after: ClassVar = 0  # type: ignore[misc]
 
+    def check(self) -> None:
+        if self.batch_size > self.unroll_length * self.num_envs:
+            why = f"a rollout has only {self.unroll_length} * {self.num_envs} samples"
+            raise ConfigError("batch-size", self.batch_size, why, "lower it, or raise --unroll-length or --num-envs")
+        if "n_step" in self.evolving and self.returns != "nstep":
+            raise ConfigError("genes", "n_step", f"--returns={self.returns} does not use it", "add --returns nstep")
+
     @property
     def rounds(self) -> int:
         """A multiple of the unroll length."""
@@ -103,7 +110,7 @@ class Generation(MemberGeneration):
 
     metrics = ("losses/policy", "losses/value", "policy/entropy")
 
-    def __init__(self, args: Any, memory: PopulationMemory, channel: WorkerChannel, env: VectorEnv, seed: int):
+    def __init__(self, args: Any, memory: PopulationMemory, channel: WorkerChannel, env: GuardedEnvs, seed: int):
         super().__init__(args, memory, channel, env, seed)
         dtype = acting_dtype(args.precision, self.net)
         view = SimpleNamespace(memory=SimpleNamespace(place=lambda net: net.to(dtype)), actor=self.place)

@@ -40,7 +40,7 @@ class Args(RewardArgs, CommonArgs):
     chapter = "population"
     actors_flag = "population"
     actor_name = "member"
-    fixed = (*CommonArgs.fixed, "algo", "population", "num_envs", "generation_steps", *ARCHITECTURE)
+    fixed = (*CommonArgs.fixed, "algo", "population", "num_envs", "generation_steps", "init", *ARCHITECTURE)
     actors_learn = True
     family: ClassVar[Literal["q", "actor_critic"]] = "q"
     """nets: action values, with a target net; or a policy and a value"""
@@ -56,7 +56,7 @@ class Args(RewardArgs, CommonArgs):
     num_envs: Annotated[int, Between(1, 4096)] = 8
     """environments for each member (B)"""
     generation_steps: Count = 4_000
-    """agent steps of each member in a generation, rounded up to a multiple of num-envs"""
+    """agent steps of each member in a generation, rounded up to a multiple of num-envs; ppo: to whole rollouts"""
     total_steps: Count = 1_000_000
     """total timesteps: stop after this many agent steps, over all members; evaluation games are not counted"""
     stop_return: float | None = None

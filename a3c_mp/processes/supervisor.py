@@ -42,8 +42,6 @@ class Child:
     flag: str  # the setting that says how many such processes there are; they share a restart budget
     on_lost: Callable[[WorkerError], None] | None = None
     """called once the child is given up, and the others go on; None: that error is raised"""
-    needs_result: bool = True
-    """an exception before the first result (`record_result`) is final: a restart would not help"""
     number: int = 0  # among the children of its supervisor
     process: Any = None
     pipe: Any = None
@@ -51,7 +49,7 @@ class Child:
     silence: float = 0.0  # seconds since the last heartbeat
     max_silence: float = 0.0
     has_result: bool = False  # the current process has produced something
-    had_result: bool = False  # this one or an earlier one has
+    had_result: bool = False  # this one or an earlier one has; before that, an exception is final
     is_done: bool = False  # its work is done, or it is given up: it is not replaced
 
     def __str__(self) -> str:
@@ -67,8 +65,7 @@ class Child:
             fix = f"lower {self.flag}, or raise the {limit}"
             why = getattr(error, "strerror", None) or error
             raise WorkerError(f"{self.name} cannot be started: {why}; {fix}") from error
-        self.has_result = not self.needs_result
-        self.had_result |= self.has_result
+        self.has_result = False
 
     def record_result(self) -> None:
         """Record that the current process has produced something: it can work."""
@@ -155,10 +152,6 @@ class Supervisor:
         for process in self.processes:
             process.terminate()
         await_end(self.processes, CLOSE_SECONDS)
-
-    def await_own_end(self, seconds: float) -> None:
-        """Wait until all processes have ended by themselves, or for `seconds`."""
-        await_end(self.processes, seconds, kill=False)
 
     def _start(self, child: Child) -> None:
         try:

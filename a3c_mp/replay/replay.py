@@ -22,7 +22,7 @@ class Batch(NamedTuple):
 
     obs: Tensor  # [N, *obs_shape] uint8 for images, float32 otherwise
     action: Tensor  # [N] int64, or [N, A] float32
-    reward: Tensor  # [N] float32, sum of the m <= n discounted rewards, clipped and scaled
+    reward: Tensor  # [N] float32, sum of the m <= n discounted rewards, clipped, not scaled
     discount: Tensor  # [N] float32, gamma^m; 0 where the return ended by termination or a lost life
     next_obs: Tensor  # [N, *obs_shape], m steps later; where discount is 0 it is `obs` again, unused
     next_mask: Tensor  # [N, A] bool, actions allowed at `next_obs`; [N, 0] if all are always allowed

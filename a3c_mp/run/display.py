@@ -4,6 +4,7 @@ import itertools
 import logging
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -77,3 +78,10 @@ def open_log(folder: Path | None = None) -> logging.Logger:
 
     prints.also = write_print
     return log
+
+
+def close_log(log: logging.Logger) -> None:
+    """Close `run.log`: what comes later is shown on the console only."""
+    prints.also = lambda line: None
+    with suppress(OSError):  # it retries a failed write
+        log.handlers.pop().close()

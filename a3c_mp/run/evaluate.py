@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from a3c_mp.config import CommonArgs
@@ -30,7 +29,7 @@ from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 from a3c_mp.run.progress import RunState
 from a3c_mp.seeds import seed_global_generators
-from a3c_mp.wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, action_mask, make_vec_env
+from a3c_mp.wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, GuardedEnvs, make_vec_env
 
 NUM_ENVS = 8  # games played at once
 NICENESS = 10  # actors have 5: where cores are short, training goes first
@@ -62,13 +61,13 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
 def make_play_envs(
     env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS, heartbeats: Any = UNWATCHED,
     actor: int = OUTSIDE,
-) -> VectorEnv:  # fmt: skip
+) -> GuardedEnvs:  # fmt: skip
     """Make the environments for `play_episodes`, at most as many as episodes, and seed what they may draw from."""
     seed_global_generators(seed)
     return make_vec_env(env_id, min(num_envs, episodes), seed=seed, heartbeats=heartbeats, actor=actor)
 
 
-def play_episodes(policy: Policy, env: VectorEnv, episodes: int, max_steps: int) -> Iterator[Episode]:
+def play_episodes(policy: Policy, env: GuardedEnvs, episodes: int, max_steps: int) -> Iterator[Episode]:
     """Play whole games in parallel in an `env` of `make_play_envs`, not stepped before; yields each when it ends.
 
     Each environment plays a fixed number of them: taking the first that finish would favour short games. A game that
@@ -80,7 +79,7 @@ def play_episodes(policy: Policy, env: VectorEnv, episodes: int, max_steps: int)
     obs, _ = env.reset()
     starts = np.ones(num_envs, dtype=np.bool_)
     while left.any():
-        obs, reward, terminated, truncated, _ = env.step(policy(obs, starts, action_mask(env)))
+        obs, reward, terminated, truncated, _ = env.step(policy(obs, starts, env.mask))
         starts = terminated | truncated
         stats.step(reward, starts)
         if (cut := ~starts & (stats.lengths >= max_steps)).any():

@@ -27,12 +27,10 @@ from a3c_mp.nets.distributions import num_outputs, num_params
 from a3c_mp.run.evaluate import Policy
 from a3c_mp.run.run_dir import write_atomically, write_together
 from a3c_mp.seeds import seed_global_generators
-from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, Identity, is_atari, make_env, mask_in, num_choices
-from a3c_mp.wrappers.actions import PlainActions
+from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, assume_identity, is_atari, make_env, mask_in
+from a3c_mp.wrappers.actions import PlainActions, num_choices
 from a3c_mp.wrappers.atari import screen_settings
 from a3c_mp.wrappers.observations import ImageAndVector, Part, Prepared, leaves, unprepared
-
-RECORDED = Identity(RECORDER)  # it is open while other environments play
 
 
 class ExportedPolicy(nn.Module):
@@ -169,14 +167,15 @@ def open_rendered(env_id: str, video: Path | None) -> gymnasium.Env:
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # a machine without a sound card says so in many lines
     else:
         flag, given, without = "video", video, "leave --video out"
-        if importlib.util.find_spec("imageio_ffmpeg") is None:
-            raise ConfigError(flag, given, "imageio-ffmpeg is not installed", "pip install imageio imageio-ffmpeg")
+        if missing := [name for name in ("imageio", "imageio_ffmpeg") if importlib.util.find_spec(name) is None]:
+            why = f"{missing[0].replace('_', '-')} is not installed"
+            raise ConfigError(flag, given, why, "pip install imageio imageio-ffmpeg")
         if video.suffix != ".mp4" or video.is_dir() or not video.parent.is_dir():
             raise ConfigError(flag, given, "it must be an .mp4 in a folder that is there", "for instance game.mp4")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
         if not has_screen:
             os.environ.setdefault("MUJOCO_GL", "egl")  # by itself MuJoCo takes GLFW, which needs a display
-    RECORDED.assume()
+    assume_identity(RECORDER)
     try:
         with warnings.catch_warnings():  # gymnasium's and GLFW's, of what the error says
             warnings.simplefilter("ignore")
@@ -198,7 +197,7 @@ def play_rendered(
     """Play a game of at most `max_steps` in an environment of `open_rendered`; `after` is called after each step."""
     episode_return, length, done = 0.0, 0, False
     seed_global_generators(seed)
-    RECORDED.assume()
+    assume_identity(RECORDER)  # it is open while other environments play
     obs, info = env.reset(seed=seed)
     after()
     while not done:

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from contextlib import suppress
 from typing import Any
 
 from a3c_mp.errors import ConfigError, shown
@@ -12,11 +11,14 @@ VARIABLE = "A3C_MP_FOLLOWED"  # environment variable with the path of the file, 
 
 
 def tell(**facts: Any) -> bool:
-    """Add a line to the file, which nobody has to read for the run to go on. Returns whether there is one."""
+    """Add a line to the file, which nobody has to read for the run to go on. Returns whether it is written."""
     if (path := os.environ.get(VARIABLE)) is None:
         return False
-    with suppress(OSError), open(path, "a") as file:  # a full disk costs that program the line
-        file.write(f"\n{json.dumps(facts, default=float)}\n")  # the line before may have been cut short
+    try:
+        with open(path, "a") as file:
+            file.write(f"\n{json.dumps(facts, default=float)}\n")  # the line before may have been cut short
+    except OSError:  # a full disk costs that program the line
+        return False
     return True
 
 

@@ -104,8 +104,6 @@ class Learner:
         self.net, self.optimizer = setup.net, setup.optimizer
         self.device = next(self.net.parameters()).device
         self.group.broadcast_state(setup.net, setup.optimizer, *setup.saved.values())
-        if setup.return_stats is not None and not (args.deterministic and setup.kept is not None):
-            setup.return_stats.open.zero_()  # actors play new games
         self._set_reward_scale()
         acting = setup.acting._replace(dtype=setup.weights_dtype or setup.acting.dtype)
         if acting.note and self.group.rank == 0:
@@ -118,6 +116,8 @@ class Learner:
         if setup.kept is not None:
             run.keep(actors=self.states, weights=self.weights, **setup.kept)
             self.group.broadcast_state(self.states, self.weights)
+        if setup.return_stats is not None and self.states.start == run.steps:
+            setup.return_stats.open.zero_()  # actors play new games
         self._data_filter = NonFiniteFilter(run, f"{setup.message}s_not_finite", setup.bad_in_a_row)
         self.gradient_filter = NonFiniteFilter(run, "gradients_not_finite")
         self.settle: Callable[[], None] = lambda: None  # counts what a `GraphStep` has skipped
@@ -216,7 +216,7 @@ class Learner:
                     self.states.forget(event.actor)
             for actor, (steps, episodes, policy_lag, finite, rewards) in their_stats:
                 self.run.record_rollout(steps, episodes, actor, policy_lag)
-                if rewards and rewards[0].isfinite().all():
+                if rewards and rewards[0].float().isfinite().all():
                     reward, done = rewards
                     self.setup.return_stats.update(actor, reward.sign() if self.args.reward_clip else reward, done)
                 elif rewards:

@@ -59,13 +59,13 @@ class MetricsWriter:
     def close_files(self) -> None:
         if self.tracker is not None:
             self.tracker.close()
+        self.event_file.close()
         self.episode_log.close()
 
     def start_clock(self) -> None:
         """Count agent steps per second, and `--max-seconds`, from now on; only the first call counts."""
-        if not self.clock.is_running:
-            self.clock.start(self.progress.steps, self.progress.samples)
-            self.progress.budget_since = self.progress.budget_since or time.monotonic()
+        self.clock.start(self.progress.steps, self.progress.samples)
+        self.progress.budget_since = self.progress.budget_since or time.monotonic()
 
     @property
     def sps(self) -> float:
@@ -187,11 +187,8 @@ class RateClock:
         self._last = 0.0, 0, 0  # of the last point of the curves
 
     def start(self, steps: int, samples: int) -> None:
-        self._start = self._last = time.monotonic(), steps, samples
-
-    @property
-    def is_running(self) -> bool:
-        return self._start is not None
+        if self._start is None:
+            self._start = self._last = time.monotonic(), steps, samples
 
     @property
     def _now(self) -> float:

@@ -63,8 +63,7 @@ def check_settings(args: CommonArgs) -> None:
 
 
 def check_limits(args: CommonArgs, net: nn.Module | None = None) -> None:
-    """Raise ConfigError if the processor, free memory or open files do not suffice for the processes of a run."""
-    check_system()
+    """Raise ConfigError if free memory or open files do not suffice for the processes of a run."""
     others = args.local_learners - 1 + (args.eval_every > 0)
     check_processes(args.local_actors, others, args.actors_flag)
     if net is not None and args.env_id in FOUND:
@@ -107,7 +106,10 @@ def _in_gib(needed: int, free: int) -> tuple[float, float]:
 
 
 def check_system() -> None:
-    """Raise ConfigError on anything but Linux on a processor whose order of loads and stores is known."""
+    """Raise ConfigError on anything but Linux on a processor whose order of loads and stores is known.
+
+    It comes before anything is allocated, and also does `check_temporary_folder`.
+    """
     if (system := platform.system()) != "Linux":
         why = "processes share memory (memfd_create) and end with their parent (prctl) by calls that only Linux has"
         raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
@@ -116,6 +118,7 @@ def check_system() -> None:
         raise ConfigError(
             "machine", machine, why, "on aarch64 install it (Debian, Ubuntu: libatomic1; Fedora: libatomic)"
         )
+    check_temporary_folder()
 
 
 def check_temporary_folder() -> None:
@@ -172,7 +175,7 @@ def check_learners(args: typing.Any) -> None:
 
 def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
     """Seed torch, set its threads and determinism, and return the device of the nets: with `--cuda` a GPU."""
-    check_temporary_folder()
+    check_system()
     device = torch.device("cpu")
     if args.cuda:
         from a3c_mp.run.gpu import open_gpu
@@ -193,7 +196,7 @@ def probe_env(
     Raises ConfigError if it cannot be made, has no `actions` of this class, breaks gymnasium's API or ends the process.
     """
     process = (0, *getattr(multiprocessing.current_process(), "_identity", ()))[-1]  # children may try it at once
-    wrappers.Identity(wrappers.OUTSIDE, process).assume()
+    wrappers.assume_identity(wrappers.OUTSIDE, process)
     env: Any = None
     masked = False
     try:

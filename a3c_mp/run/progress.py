@@ -195,6 +195,7 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         return {
             **{name: getattr(self, name) for name in self.SAVED},
+            "confirmed_mean": self.confirmed_mean if self.is_confirmed else -math.inf,  # else no checkpoint has its net
             "best_mean": self.window.mean if self.is_highest else self.best_mean,
             "episodes": self.window.episodes,
             "returns": list(self.window.returns),

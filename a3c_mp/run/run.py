@@ -28,7 +28,7 @@ from a3c_mp.run import run_dir
 from a3c_mp.run.banner import ENDINGS, describe_error, end_lines, error_summary, first_lines
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.checkpointer import Checkpointer
-from a3c_mp.run.display import open_log
+from a3c_mp.run.display import close_log, open_log
 from a3c_mp.run.evaluation import PlayedGames
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
@@ -61,11 +61,12 @@ class Run(RunState):
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
         self.error: BaseException | None = None  # that ended it
         self.exit_code, self.failed, self.unsaved, self._finished = 0, False, False, False
-        self._makes = not exists(args.runs_dir), not (args.run_name and exists(args.runs_dir / args.run_name))
+        self._makes = not exists(args.runs_dir), not run_dir.has_files(args)
         self.folder, lock, note = run_dir.claim_folder(args, algorithm)
         with ExitStack() as cleanup, run_dir.refuse_unwritable(args, self.folder):
             cleanup.callback(lock.close)  # here if there is an error
             self.log = open_log(self.folder)
+            cleanup.callback(close_log, self.log)
             if note:
                 self.log.warning(note)
             self.progress = Progress(args)
@@ -236,9 +237,8 @@ class Run(RunState):
             self.exit_reason = signal.Signals(signum).name  # `should_stop` is called several times a second
 
     def summary(self) -> dict[str, Any]:
-        weights_sha256 = sha256_of_weights(self.net.state_dict())
-        end = {"sps": round(self.metrics.sps, 1), "exit_reason": self.exit_reason, "weights_sha256": weights_sha256}
-        return self.progress.summary() | end
+        end = {"sps": round(self.metrics.sps, 1), "exit_reason": self.exit_reason}
+        return self.progress.summary() | end | {"weights_sha256": sha256_of_weights(self.net.state_dict())}
 
 
 def refuse_ended(folder: Path, progress: Progress) -> None:

@@ -26,7 +26,8 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.processes.program import git_commit
 from a3c_mp.run.followed import tell
 
-OF_A_START = "config.json", "events.out.tfevents.*", "tracker_id"  # files that another start does not replace
+OF_A_START = "config.json", "events.out.tfevents.*", "tracker_id", "checkpoints/best_????????????.*"
+"""files that another start does not replace"""
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # what file systems answer that cannot sync a folder
 
 
@@ -66,6 +67,12 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
     return folder, lock, warning
 
 
+def has_files(args: CommonArgs) -> bool:
+    """Whether there is a folder of this run that is not empty; an empty one, a driver may have made."""
+    folder = args.runs_dir / (args.run_name or "")
+    return args.run_name is not None and os.path.isdir(folder) and any(folder.glob("*"))
+
+
 def discard_folder(folder: Path, made_runs_dir: bool, made_folder: bool) -> None:
     """Remove the folder of a run that holds its lock, and the one for runs if empty, where this start made them."""
     if made_folder:
@@ -94,10 +101,11 @@ def new_folder(args: CommonArgs, algorithm: str) -> Path:
     if args.run_name is None:
         env = re.sub(r"[^\w.-]", "_", args.env_id)[:100]
         name, number = f"{algorithm}-{env}-s{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}", 1
+        args.runs_dir.mkdir(parents=True, exist_ok=True)  # not below: that it cannot be made is no name that is taken
         while True:
             folder = args.runs_dir / (name if number == 1 else f"{name}-{number}")
             with suppress(FileExistsError):
-                folder.mkdir(parents=True)
+                folder.mkdir()
                 return folder
             number += 1
     check_name(args.run_name)

@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,11 @@ class EventFile:
             pause = f"training continues without curves for {RETRY_SECONDS:.0f} s"
             self.log.warning(f"TensorBoard cannot be written ({error}); {pause}")
             self.writer, self.retry_at = None, time.monotonic() + RETRY_SECONDS
+
+    def close(self) -> None:
+        if self.writer is not None:
+            with suppress(OSError):
+                self.writer.close()
 
 
 class Tracker:

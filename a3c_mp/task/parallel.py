@@ -22,7 +22,7 @@ from torch import Tensor
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import DONE, run_supervised, start_child
-from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor
+from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor, await_end
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, node_name
 from a3c_mp.task.node import ALL_RUNS, REPORT_NAME, REPORT_REFUSAL, REPORT_RESULT, FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Hub, Spoke
@@ -39,7 +39,6 @@ class Role:
     labels: tuple[str, ...] = ()  # besides "node.0", ...
     flag: str = "n_parallel_workers"  # that says how many such nodes there are; they share a restart budget
     niceness: int = 0
-    needs_result: bool = False  # as of `Child`
     prepare: Callable[[], Any] = lambda: None  # makes `node.setup`; called before each start
     on_restart: Callable[[str], Any] = print  # gets what happened, before the node is replaced
     on_lost: Callable[[WorkerError], Any] | None = None  # as of `Child`
@@ -77,7 +76,7 @@ def supervise(
         elif refusal is not None:
             raise refusal
 
-    children = [Child(r.name, partial(launch, n), r.flag, r.on_lost, r.needs_result) for n, r in enumerate(roles)]
+    children = [Child(r.name, partial(launch, n), r.flag, r.on_lost) for n, r in enumerate(roles)]
     supervisor = Supervisor(
         children, beats, on_message=on_message, on_restart=lambda index, text: roles[index].on_restart(text), **limits
     )
@@ -133,7 +132,7 @@ def start_nodes(
             yield node
         finally:  # they end their iteration; those that take longer are terminated
             node.send(FINISH, ALL_RUNS)
-            supervisor.await_own_end(CLOSE_SECONDS)
+            await_end(supervisor.processes, CLOSE_SECONDS, kill=False)
 
 
 @contextmanager
@@ -157,7 +156,7 @@ def join_nodes(
         yield node
         while not all(child.is_done for child in supervisor.children) and (router.peers or not node.finishing):
             node.wait()
-        supervisor.await_own_end(CLOSE_SECONDS)
+        await_end(supervisor.processes, CLOSE_SECONDS, kill=False)
 
 
 def run_joined_nodes(
@@ -213,7 +212,7 @@ def runner(
         raise ConfigError("attach-to", attach_to, "a node that joins does not listen", "leave listen out")
     all_labels = [(own,) if isinstance(own, str) else tuple(own) for own in labels]
     all_labels += [()] * (n_parallel_workers - len(labels))
-    roles = [Role(f"node {number}", own, needs_result=True) for number, own in enumerate(all_labels)]
+    roles = [Role(f"node {number}", own) for number, own in enumerate(all_labels)]
     limits = {"max_restarts": max_restarts, "hang_seconds": middleware_seconds, "hang_setting": "middleware_seconds"}
     key = None if key_file is None else Path(key_file)
 

@@ -265,6 +265,11 @@ def test_the_policy_of_a_net_with_state_remembers_each_environment(run_inline):
     for number, game in enumerate(games):
         one.reset()
         assert [one(obs) for obs in game.tolist()] == [actions[number] for actions in expected]
+        one.reset()
+        with pytest.raises(ValueError, match="an action_mask"):
+            one(game[0], mask=[True])
+        view = np.ascontiguousarray(game[0, ::-1])[::-1]  # of negative strides
+        assert one(view) == expected[0][number], "the episode begins here"
     assert one.make_env().action_space.contains(one(games[0, 0], starts=True))
     one.reset()
     assert one(games[0, 0], starts=False) == expected[0][0], "a new episode all the same"

@@ -6,9 +6,9 @@ import time
 
 import psutil
 import pytest
-from nodes import Node
+from nodes import Node, free_port
 
-from a3c_mp.task.endpoint import ipc_folder, local_endpoints
+from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.wire import JOINED, LEFT
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -123,8 +123,11 @@ def timed_burst(router, count):
 
 
 @pytest.mark.slow
-def test_a_silent_node_is_lost_after_ten_seconds_and_a_busy_one_is_not(net, hub, start):
-    (spoke,) = start(hub.spoke)
+def test_a_silent_node_is_lost_after_ten_seconds_and_a_busy_one_is_not(net, start, tmp_path):
+    """Over TCP: on one machine, a process that is stopped keeps its connection."""
+    address, key = f"tcp://127.0.0.1:{free_port()}", {"key_file": tmp_path / "key"}
+    hub = net.enter(Endpoint(binds=(address,), **key))
+    (spoke,) = start(Endpoint(dials=address, **key))
     spoke.begin(busy, 15)
     for number in range(15):
         hub.send("number", number)

@@ -72,6 +72,17 @@ def test_statistics_of_a_rollout_arrive_with_its_first_gradient_and_what_is_not_
     assert not outbox.write(Token(0, 7), 7, metrics, 4).finite
 
 
+@pytest.mark.parametrize(("version", "has_own"), [(0, True), (1, False)])
+def test_only_before_the_first_published_scale_a_rollout_has_one_of_its_own(version, has_own):
+    """A published one may be 1.0."""
+    args = train_a3c_grad.Args(env_id="CartPole-v1", num_envs=2, unroll_length=6, reward_scale=None)
+    collector = unconnected_collector(args)
+    outbox = Outbox(args, collector, collector.net)
+    outbox.memory.more = SimpleNamespace(load=lambda net: version)
+    outbox.collect()
+    assert (outbox.reward_scale != 1.0) == has_own
+
+
 # ---- whole runs
 
 CARTPOLE = ["--env-id", "CartPole-v1", "--num-envs", "3", "--unroll-length", "5", "--batch-size", "15"]

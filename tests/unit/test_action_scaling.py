@@ -8,6 +8,7 @@ from harness import A3C_DATA
 from hypothesis import given
 from hypothesis import strategies as st
 
+import play
 from a3c_mp.algorithms import ddpg
 from a3c_mp.errors import ConfigError
 from a3c_mp.wrappers import ActionScaling
@@ -53,12 +54,16 @@ def test_actions_of_unit_bounds_keep_their_bits(action):
         (-65504.0, 65504.0, np.float16, 0.0, 9.0),
     ],
 )
-def test_each_dimension_follows_its_own_bounds(low, high, dtype, middle, end):
+def test_each_dimension_follows_its_own_bounds_and_random_play_stays_inside(low, high, dtype, middle, end, monkeypatch):
     space = Box(np.array([low, -2.0], dtype), np.array([high, 2.0], dtype), dtype=dtype)
     with np.errstate(all="raise"):
         found = ActionScaling(space)(np.float32([[0.0, 0.0], [9.0, 9.0], [MAX32, -MAX32]]))
     assert found[:2].tolist() == [[middle, 0.0], [end, 2.0]]
     assert all(row in space for row in found if np.isfinite(row).all())
+    monkeypatch.setattr(play, "probe_env", lambda *given: (None, space))
+    chosen = play.make_random_policy("", 1)(np.zeros((50, 1)), np.zeros(50))
+    assert all(row in space for row in chosen)
+    assert abs(float(chosen.min())) <= 1e6 >= float(chosen.max())
 
 
 class Squared(Env):

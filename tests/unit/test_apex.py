@@ -241,7 +241,8 @@ def test_the_log_says_that_games_with_exploration_decide_when_the_run_ends(name,
 def test_the_replay_has_rewards_clipped_and_not_scaled_and_the_message_has_them_raw(reward_clip):
     rewards, seen = np.array([-7.0, 0.0]), []
     args = replace(ARGS, num_envs=2, reward_clip=reward_clip)
-    env = SimpleNamespace(step=lambda action: (np.zeros((2, 3)), rewards, np.zeros(2, bool), np.zeros(2, bool), {}))
+    no = np.zeros(2, bool)
+    env = SimpleNamespace(mask=None, step=lambda action: (np.zeros((2, 3)), rewards, no, no, {}))
     policy = SimpleNamespace(
         start_block=lambda seed: None, act=lambda obs, mask, warm_up: (np.zeros(2, int), *np.zeros((2, 2))),
         to_env=lambda action: action,

@@ -166,6 +166,10 @@ a3c_grad | --env-id Pendulum-v1 --explore-envs 0.5 | explore-envs=0.5: it repeat
 impala | --noise-steps 16 | noise-steps=16: it is for continuous actions, those of CartPole-v1 are discret
 apex_dqn | --act-on cuda | act-on=cuda: the learner's net is not on a GPU; give --cuda too
 impala | --mean-limit 1 | mean-limit=1.0: it is for continuous actions, those of CartPole-v1 are discret
+population_dqn | --no-evolve --resample 1 | resample=1.0: --no-evolve does not use it; leave out --no-evolve
+task | --standalone --hang-seconds 60 | hang-seconds=60.0: --standalone does not use it; leave out --standal
+population_ppo | --num-envs 4 --unroll-length 4 --batch-size 17 | batch-size=17: a rollout has only 4 * 4 samples; lowe
+population_ppo | --genes n_step | genes=n_step: --returns=gae does not use it; add --returns nstep
 population_ppo | --learn-every 9 | learn-every=9: there is no such flag
 apex_dqn | --noise 0.1 | noise=0.1: --algo=dqn does not use it; use ddpg
 a3c_grad | --deterministic --slots-per-actor 2 | slots-per-actor=2: with --sync or --deterministic each actor waits for

@@ -78,6 +78,14 @@ def test_a_product_beyond_a_limit_is_reflected_there(value, factor, expected, rn
     assert Gene(1, 10).multiply(value, factor, rng) == pytest.approx(expected)
 
 
+def test_a_gene_moves_also_where_its_step_is_reflected_to_where_it_began(rng):
+    gene, args, value = Gene(1, 100, step=100.0), ARGS, 10.0
+    for _ in range(20):
+        before, value = value, gene.move(value, args, rng)
+        assert before != value
+        assert 1 <= value <= 100
+
+
 # ---- ranking and tournaments
 
 
@@ -221,6 +229,8 @@ def test_convolutions_come_and_go_and_change_channels_and_kernels_inside_their_l
     assert changes["added"] - changes["removed"] <= 2
     assert all(changes[step] > 20 for step in steps)
     assert [each[1:] for each in most.convolutions] == [(10, 4, 1), (10, 2, 3), (9, 1, 3), (9, 1, 4), (9, 1, 4)]
+    small = largest_genome(replace(args, kernels_range=(1, 2))).convolutions
+    assert [each[1:] for each in small] == [*[(c.kernel, c.stride, c.padding) for c in first], *[(3, 1, 1)] * 2]
 
 
 def test_an_activation_mutates_to_each_of_the_others(rng):

@@ -12,7 +12,7 @@ from a3c_mp.algorithms import dqn
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import ActionHead, mask_logits
 from a3c_mp.replay import Batch, EnvStep, Replay, Shards, Writer
-from a3c_mp.wrappers import MaskedDiscrete, action_mask, make_vec_env, mask_in
+from a3c_mp.wrappers import MaskedDiscrete, make_vec_env, mask_in
 from a3c_mp.wrappers.actions import allows
 
 ENV_ID = "envs:Masked-v0"
@@ -46,7 +46,7 @@ def test_a_vector_of_environments_keeps_its_newest_masks_and_refuses_masked_acti
     env = make_vec_env(ENV_ID, 3, seed=0)
     obs, _ = env.reset()
     for _ in range(200):
-        mask = action_mask(env)
+        mask = env.mask
         assert (mask == (obs[:, 8:] > 0)).all()
         assert mask.sum(axis=1).tolist() == [4, 4, 4]
         obs, _, terminated, truncated, infos = env.step(np.array([np.flatnonzero(row)[-1] for row in mask]))
@@ -55,7 +55,7 @@ def test_a_vector_of_environments_keeps_its_newest_masks_and_refuses_masked_acti
             final = infos["final_obs"][:, 8:] > 0
             assert (infos["final_mask"] == np.where(truncated[:, None], final, True)).all()
     with pytest.raises(ValueError, match=r"action \d is masked in environment 0"):
-        env.step(action_mask(env).argmin(axis=1))
+        env.step(env.mask.argmin(axis=1))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.nets import precision
 from a3c_mp.nets.build import NETS, NetSpec, make_actor_critic
 from a3c_mp.nets.layers import LSTMCore, is_image
-from a3c_mp.nets.obs_norm import KNEE, VALUES_AT_ONCE, ObsNorm
+from a3c_mp.nets.obs_norm import KNEE, MOST_MERGED, VALUES_AT_ONCE, ObsNorm
 from a3c_mp.nets.q_values import DuelingQ
 from a3c_mp.processes.weights import Weights
 
@@ -105,6 +105,11 @@ def test_images_normalized_a_few_at_a_time_are_those_normalized_at_once_to_the_l
     assert torch.equal(in_learner[near], at_once[near])
     torch.testing.assert_close(in_learner, at_once, rtol=0.01, atol=0)
     assert torch.equal(norm.to(dtype).convert(obs), in_learner), "an actor's copy"
+
+
+def test_images_of_more_channels_than_opencv_merges_are_normalized_too():
+    norm, obs = ObsNorm(shape := (MOST_MERGED + 1, 36, 36), image=True), pixels(2, shape)
+    torch.testing.assert_close(norm.convert(obs), norm(obs.float()))
 
 
 def test_a_pixel_that_hardly_ever_changes_counts_in_grey_levels():

@@ -282,6 +282,15 @@ def test_a_structure_that_differs_from_its_space_is_refused(obs, message, regist
         wrappers.check_contract(env)
 
 
+def test_a_choice_that_later_lies_outside_its_space_is_refused(register):
+    env_id = register(entry_point=Structured)
+    env = make_env(env_id)
+    env.reset()
+    env.unwrapped.obs = {**OBS, "hands": (np.int64(0), OBS["hands"][1])}
+    with pytest.raises(ValueError, match=r"observation hands\.0 is 0, its space is Discrete\(3"):
+        env.step(0)
+
+
 def test_the_contract_is_that_of_the_wrapped_environment(register):
     """An environment's own wrappers may flatten its observations, or repair them."""
 

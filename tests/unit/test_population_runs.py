@@ -306,5 +306,8 @@ def test_a_run_goes_on_from_an_earlier_generation_as_if_nothing_had_happened(run
         drop = slice(2, None) if name == "episodes.csv" else slice(None)  # but for the seconds
         assert [line.split(",")[drop] for line in lines] == [line.split(",")[drop] for line in expected]
     assert done.summary["weights_sha256"] == whole.summary["weights_sha256"]
-    with pytest.raises(ConfigError, match="replay-size=8000: the run in runs/r has 100000; leave it out"):
-        run_inline(POPULATION.script, "--resume", "runs/r", "--replay-size", "8000")
+    hidden = map(str, done.config["args"]["hidden"])
+    assert run_inline(POPULATION.script, "--resume", "runs/r", "--hidden", *hidden).code == 0, "nothing has changed"
+    for flag in ("--replay-size=8000", "--reward-clip"):
+        with pytest.raises(ConfigError, match=r"the run in runs/r has (100000|False); leave it out"):
+            run_inline(POPULATION.script, "--resume", "runs/r", flag)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
-from a3c_mp.wrappers import GameLog, action_mask, make_vec_env, rebuild, seeding_of
+from a3c_mp.wrappers import GameLog, make_vec_env, rebuild, seeding_of
 
 KINDS = {
     "CartPole-v1": 300,
@@ -31,7 +31,7 @@ def rebuildable(env_id):
 
 def actions_of(env, rng):
     space = env.single_action_space
-    if (mask := action_mask(env)) is not None:
+    if (mask := env.mask) is not None:
         return np.array([rng.choice(np.flatnonzero(allowed)) for allowed in mask])
     if isinstance(space, Discrete):
         return rng.integers(space.n, size=N)

@@ -93,6 +93,12 @@ def test_a_value_that_does_not_fit_an_added_field_is_refused_by_name(value):
         InfoField((2,)).read({"angle": [np.zeros(2), value]}, "angle", 2)
 
 
+@pytest.mark.parametrize("value", [-1, 300, np.int64(300), 2**70, 3.5, np.nan])
+def test_a_number_that_an_added_field_cannot_hold_is_refused_by_name(value):
+    with pytest.raises(ValueError, match=r"^infos\['health'\] is .*, rollout_fields says torch.uint8 of shape \(\)$"):
+        InfoField(dtype=torch.uint8).read({"health": [value]}, "health", 1)
+
+
 @settings(deadline=None)
 @given(st.integers(1, 200), st.integers(1, 250), st.integers(0, 2**31))
 def test_minibatches_take_every_sample_once_in_an_order_of_their_own(num_samples, batch_size, seed):

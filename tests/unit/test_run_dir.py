@@ -44,8 +44,8 @@ def ten_steps(run):
 
 def test_a_run_that_cannot_begin_leaves_no_folder_and_one_that_has_begun_does(args, capsys):
     for steps, is_first in ((0, True), (0, False), (10, True)):
-        if not is_first:
-            args.runs_dir.mkdir()
+        if not is_first:  # a driver has made it
+            (args.runs_dir / "r").mkdir(parents=True)
         with suppress(ConfigError), a_run(args) as run:
             if steps:
                 run.record_rollout(steps, [], 0, 0)
@@ -82,6 +82,12 @@ def test_a_disk_that_is_full_at_the_start_or_on_resume_is_bad_input(room, resume
         assert ten_steps(a_run(args)).exit_code == 0, "nothing of it stands in the way of the next start"
 
 
+def test_runs_that_lead_nowhere_are_refused(args, tmp_path):
+    args.runs_dir.symlink_to(tmp_path / "a disk that is not mounted")
+    with pytest.raises(ConfigError, match=r"^runs-dir=.* cannot be written \(File exists\); choose another"):
+        a_run(replace(args, run_name=None))
+
+
 # ---- one command starts a run and goes on with it
 
 
@@ -98,8 +104,14 @@ def left_before_its_description(folder):
 def left_before_a_checkpoint(folder):
     left_before_its_description(folder)
     (folder / "config.json").write_text("{")
-    for name in ("events.out.tfevents.1", "checkpoints/step_000000000010.pt", "checkpoints/step_000000000010.json.tmp"):
-        (folder / name).touch()
+    (folder / "events.out.tfevents.1").touch()
+    for name in (
+        "step_000000000010.pt",
+        "step_000000000010.json.tmp",
+        "best_000000000990.pt",
+        "best_000000000990.json",
+    ):
+        (folder / "checkpoints" / name).touch()
 
 
 @pytest.mark.parametrize("left", [left_by_no_start, left_before_its_description, left_before_a_checkpoint])

@@ -58,7 +58,7 @@ def test_a_script_ends_with_a_code_and_says_why(main, code, out, err, capsys):
     printed = capsys.readouterr()
     assert printed.out == out
     assert printed.err.endswith(err)
-    assert printed.err == err or "Traceback (most recent call last)" in printed.err
+    assert "Traceback (most recent call last)" in printed.err if code == 1 else printed.err == err
 
 
 def test_a_thread_is_waited_for_if_it_ends_soon():

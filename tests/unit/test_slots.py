@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from harness import files_no_longer_than
+from harness import files_no_longer_than, open_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,10 +77,6 @@ def test_memory_that_does_not_suffice_is_refused(missing, monkeypatch):
     needed = 2**20 + missing
     with pytest.raises(MemoryError, match=f"^{math.ceil(needed / 2**20)} MiB of shared memory is needed, 0 MiB of"):
         shared_bytes(needed)
-
-
-def open_files():
-    return sorted(os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path))
 
 
 def test_shared_memory_is_all_there_needs_no_dev_shm_and_goes_with_its_tensors():

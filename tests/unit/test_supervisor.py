@@ -17,12 +17,12 @@ HANG_SECONDS = 12.0
 class Scene:
     """A supervisor of processes that never end by themselves, and a tape of what it does with them."""
 
-    def __init__(self, monkeypatch, number, max_restarts=5, **evaluator):
+    def __init__(self, monkeypatch, number, max_restarts=5, evaluator=False):
         self.now, self.tape, self.lost, self.beats = 1000.0, [], [], torch.zeros(number, dtype=torch.int64)
         monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(supervisor.os, "sched_getaffinity", lambda pid: {0, 1})
-        children = [Child(f"actor {i}", self.launch, "--num-actors") for i in range(number - bool(evaluator))]
-        children += [Child("evaluator", self.launch, "--eval-every", self.lost.append, **evaluator)] * bool(evaluator)
+        children = [Child(f"actor {i}", self.launch, "--num-actors") for i in range(number - evaluator)]
+        children += [Child("evaluator", self.launch, "--eval-every", self.lost.append)] * evaluator
         self.supervisor = Supervisor(
             children, self.beats, max_restarts=max_restarts, hang_seconds=HANG_SECONDS,
             on_message=None, on_restart=lambda number, text: self.tape.append(text),
@@ -51,7 +51,7 @@ class Scene:
 
 
 def test_each_flag_has_a_restart_budget_and_a_child_that_may_be_lost_is_given_up(monkeypatch):
-    scene = Scene(monkeypatch, 4, max_restarts=1, needs_result=True)
+    scene = Scene(monkeypatch, 4, max_restarts=1, evaluator=True)
     text = "(pid 7) was killed by SIGKILL; restart"
     for number in (3, 1, 3, 3):
         scene.end(number)
@@ -63,12 +63,10 @@ def test_each_flag_has_a_restart_budget_and_a_child_that_may_be_lost_is_given_up
         scene.end(0, code=-40)  # a signal without a name
 
 
-def test_an_exception_before_the_first_result_is_final_unless_none_is_needed(monkeypatch):
-    final, repeated = Scene(monkeypatch, 4, needs_result=True), Scene(monkeypatch, 4, needs_result=False)
+def test_an_exception_before_the_first_result_is_final(monkeypatch):
+    final = Scene(monkeypatch, 4, evaluator=True)
     final.fail(3)
-    repeated.fail(3)
     assert [str(error) for error in final.lost] == ["evaluator (pid 7) failed before its first result:\nTraceback"]
-    assert repeated.tape == ["evaluator (pid 7) raised an exception; restart 1 of 5\nTraceback", "start"]
     with pytest.raises(WorkerError, match=r"^actor 1 \(pid 7\) failed before its first result"):
         final.fail(1)
 

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from gymnasium.vector import AutoresetMode
 
 from a3c_mp.run.preflight import probe_env
-from a3c_mp.wrappers import BrokenContract, action_mask, atari, make_env, make_vec_env, num_choices
+from a3c_mp.wrappers import BrokenContract, atari, make_env, make_vec_env, num_choices
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,13 @@ def test_truncated_games_bring_their_final_observation(monkeypatch):
 
 
 class OneArray(Env):
-    """Episodes of two steps; every observation is written into the same array."""
+    """Episodes of two steps; every observation is written into the same array, of all environments if it is shared."""
 
     observation_space = gymnasium.spaces.Box(0, 9, (2,), np.float32)
+    shared = np.zeros(2, np.float32)
 
-    def __init__(self):
-        self.obs = np.zeros(2, np.float32)
+    def __init__(self, is_shared=False):
+        self.obs = self.shared if is_shared else np.zeros(2, np.float32)
 
     def reset(self, *, seed=None, options=None):
         self.obs[:] = 0
@@ -93,9 +94,17 @@ def test_an_environment_is_reset_in_the_step_that_ends_its_episode_and_the_final
     np.testing.assert_array_equal(obs, 0)
 
 
+def test_environments_may_write_their_observations_to_one_and_the_same_array(register):
+    env = make_vec_env(register(entry_point=OneArray, is_shared=True), 3, seed=0)
+    np.testing.assert_array_equal(env.reset()[0], 0)
+    obs = env.step(np.zeros(3, np.int64))[0]  # the second one's game ends there, as all have counted together
+    np.testing.assert_array_equal(obs, [[1, 1], [0, 0], [1, 1]])
+
+
 BITS, FORCE = MultiBinary(2), Box(np.float32([-1, 2]), np.float32([1, 5]))
 ACTIONS = {
     "Discrete": (Discrete(3, start=-1), [3], 2, 1),
+    "32 bits": (Discrete(3, dtype=np.int32), [3], 2, 2),
     "MultiDiscrete": (MultiDiscrete([2, 3], start=[5, -1]), [2, 3], [1, 2], [6, 1]),
     "Tuple": (
         Tuple([Discrete(2, start=1), MultiDiscrete([3, 2]), BITS]),
@@ -143,7 +152,7 @@ def test_masks_of_several_parts_are_in_the_order_of_their_actions(register):
     info = {"action_mask": mask}
     env = make_vec_env(register(entry_point=Told, changes={"action_space": space, "info": info}), 1, seed=0)
     env.reset()
-    assert action_mask(env).tolist() == [[False, False, True, False, True, False, True, True, False]]
+    assert env.mask.tolist() == [[False, False, True, False, True, False, True, True, False]]
 
 
 PONG, PENDULUM = "PongNoFrameskip-v4", "Pendulum-v1"
