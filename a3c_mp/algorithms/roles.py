@@ -54,10 +54,13 @@ def run_task(
         if (size := math.prod(shape) * dtype.itemsize) > MAX_TENSOR:
             why = f"{name} of a rollout has {size:,} bytes, a message between nodes may have {MAX_TENSOR:,}"
             raise ConfigError("num-envs", args.num_envs, why, "lower it, or --unroll-length")
-    size = sum(tensor.nbytes for tensor in made.net.state_dict().values())
-    if args.listen is not None and size > MAX_TENSOR:
+    sizes = [tensor.nbytes for tensor in made.net.state_dict().values()]
+    if args.listen is not None and (size := sum(sizes)) > MAX_TENSOR:
         why = f"its weights have {size:,} bytes, a message between nodes may have {MAX_TENSOR:,}"
         raise ConfigError("net", args.net, why, "use a smaller one, smaller observations, or no --listen")
+    if args.eval_every and not args.standalone and (size := max(sizes)) > MAX_TENSOR:
+        why = f"one of its layers has {size:,} bytes, a message to the evaluator may have {MAX_TENSOR:,}"
+        raise ConfigError("net", args.net, why, "use a smaller one, --frame-size 84, --standalone or --eval-every 0")
     parts = made.net, made.optimizer, made.saved
     with Run(args, args.chapter, *parts) as run, ExitStack() as stack:
         learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())

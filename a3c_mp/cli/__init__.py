@@ -155,18 +155,18 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets) -> dict[str, An
     of environment, change the fields that the class inherits; what changes the others stands in the body as well:
     `changes`, environment id -> settings, or settings for a kind of environment.
     """
-    name, _ = wrappers.split_id(env_id)
+    name, kwargs = wrappers.split_id(env_id)
     found: dict[str, Any] = {}
     kinds: list[str] = []  # class attributes that hold settings
     try:
         is_atari = wrappers.is_atari(env_id)
         found = {"reward_clip": is_atari} if "reward_clip" in _fields(args_class) else {}
         kinds = ["images"] if is_atari else []
-        if not is_atari and (name not in presets or wrappers.extras_of(env_id).wrapper):
+        if not is_atari and (name not in presets or kwargs or wrappers.extras_of(env_id).wrapper):
             obs_space, action_space = wrappers.spaces(env_id)
             kinds = ["images"] if is_image(obs_space) else []
             if name in presets and isinstance(action_space, Box) != isinstance(wrappers.spaces(name)[1], Box):
-                presets = {}  # the wrapper has made other actions of those that it is for
+                presets = {}  # a wrapper, or an argument, has made other actions
         if name not in presets:
             goal = wrappers.find_spec(env_id).reward_threshold
             found["stop_return"] = None if goal is None else float(goal)

@@ -11,6 +11,7 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
+from a3c_mp._bootstrap import IGNORED_AT_START
 from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, read_address, save_address
 from a3c_mp.cluster.node import LOOPBACK_HOST, ClusterAddress, Node, check_installed, environment
 from a3c_mp.cluster.ports import check_host, check_port, open_ports, own_host, port_options
@@ -93,7 +94,8 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
     `text` says that it has started, at the ADDRESS that it tells: of port 0 another one was chosen.
     """
     for signum in SIGNALS:
-        signal.signal(signum, lambda *_: sys.exit(0))
+        if signum not in IGNORED_AT_START:  # as nohup does with SIGHUP
+            signal.signal(signum, lambda *_: sys.exit(0))
     given = {"num-cpus": args.num_cpus, "num-gpus": args.num_gpus}
     sizes = [f"--{name}={size}" for name, size in given.items() if size is not None]
     options += [f"--node-ip-address={host}", *sizes, *port_options(args.node_ports, args.num_cpus)]

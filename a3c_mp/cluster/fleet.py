@@ -183,13 +183,16 @@ class Fleet:
             self.on_restart(WorkerEvent(self._actor(number), f"{actor} cannot be rebuilt: {reason}", replaced=False))
 
     def _refuse(self, number: int, why: str) -> None:
-        """Let an actor run elsewhere than on a node that differs; raise ConfigError if that did not join later."""
+        """Let an actor run elsewhere than on a node that differs; raise ConfigError at the start of a run."""
         actor = self.actors[number]
         where = self.session.state.nodes.get(actor.node_id)
-        if actor.node_id in self._first_nodes:
+        if actor.had_result:  # a failure like any other: the node may be able to soon
+            self._fail(number, f"cannot work on the node at {where}: {why}")
+        elif actor.node_id in self._first_nodes and not actor.is_waiting:
             raise ConfigError("address", where, f"this node cannot work in this run: {why}")
-        self._refused.add(actor.node_id)
-        self._fail(number, f"cannot work on the node at {where}, which is not used: {why}", is_lost=True)
+        else:
+            self._refused.add(actor.node_id)
+            self._fail(number, f"cannot work on the node at {where}, which is not used: {why}", is_lost=True)
 
     def _report_place(self, number: int, text: str, **change: bool) -> None:
         """Report that an actor has found a place or waits for one: its games count from now on, or no longer."""
@@ -236,8 +239,7 @@ class Fleet:
                 self._ask(number, actor)
 
     def _ask(self, number: int, actor: FleetActor) -> None:
-        hang_seconds = self.options.hang_seconds
-        longest = hang_seconds if actor.has_result else max(START_SECONDS, hang_seconds)
+        longest = max(self.options.hang_seconds, 0 if actor.has_result else START_SECONDS)
         if self.session.is_waiting(actor.handle._actor_id.hex()):
             if actor.silence >= WAITING_SECONDS and not actor.is_waiting:
                 actor.is_waiting = True

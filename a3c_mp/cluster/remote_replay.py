@@ -249,6 +249,8 @@ class RemoteReplay:
             if shard is self.shards[number]:
                 self._replace(number, str(error))
             return None
+        except ray.exceptions.ObjectLostError:  # it lay on a node that is lost; the next call says so of the shard
+            return None
         except ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, ray.exceptions.RayError):
                 raise  # a mistake in this program
@@ -259,9 +261,10 @@ class RemoteReplay:
 
     def _replace(self, number: int, why: str) -> None:
         """Start an empty shard in place of one that has died."""
-        if self.restarts_left == 0 or "creation task" in why:  # one that cannot be made, for instance too large
+        is_lost = "node has died" in why or "node was" in why  # its node is, which costs no restart
+        if "creation task" in why or (self.restarts_left == 0 and not is_lost):  # it cannot be made, as it is too large
             raise WorkerError(f"replay shard {self.first_shard + number} died; no restart is left\n{why}")
-        self.restarts_left -= 1
+        self.restarts_left -= not is_lost
         lost = f"its {self.sizes[number]:,} transitions are lost"
         self.session.log.warning(f"replay shard {self.first_shard + number} died; {lost}, an empty one is started")
         self.sizes[number] = self.totals[number] = 0

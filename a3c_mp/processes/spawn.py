@@ -215,9 +215,13 @@ def remove_at_end(path: Path) -> None:
 def temporary_folder(root: str) -> Iterator[Path]:
     """A new folder below `root`, with mode 0700; removed at the end, or once this process is gone, however it ended."""
     folder = Path(root, f"a3c-{secrets.token_hex(8)}")
-    remove_at_end(folder)  # first: this process may be killed in between
     try:
+        remove_at_end(folder)  # first: this process may be killed in between
         folder.mkdir(mode=0o700)
+    except OSError as error:
+        fix = "make room there, raise the limit on processes (ulimit -u), or let TMPDIR name another"
+        raise ConfigError("TMPDIR", root, f"no folder can be made there ({error.strerror})", fix) from error
+    try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

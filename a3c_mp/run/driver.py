@@ -83,7 +83,7 @@ def drive(args: CommonArgs) -> int:
     place = [] if args.resume else [f"--run-name={folder.name}"]
     restarts, since = 0, time.monotonic()
     while not received:
-        began = time.time()
+        before = begun_at(folder)
         command = [sys.executable, *sys.orig_argv[1:], *place]
         start = Start(True, restarts, since if restarts else None)
         variables = {PARENT_VARIABLE: str(os.getpid()), VARIABLE: json.dumps(start)}
@@ -93,7 +93,7 @@ def drive(args: CommonArgs) -> int:
         code = trainer.wait()
         with suppress(OSError):
             os.rmdir(folder if place else "")  # if it is empty: the trainer was refused
-        if not (lost := how_lost(trainer, folder, began)):
+        if not (lost := how_lost(trainer, folder, before)):
             return code if code >= 0 else 128 - code
         if received:
             break
@@ -108,10 +108,17 @@ def drive(args: CommonArgs) -> int:
     return 128 + received[-1]
 
 
-def how_lost(trainer: subprocess.Popen, folder: Path, began: float) -> str:
+def begun_at(folder: Path) -> int | None:
+    """When the newest start of a run wrote `config.json`, by the clock of its file system (ns); None: none has."""
+    with suppress(OSError):
+        return (folder / "config.json").stat().st_mtime_ns
+    return None
+
+
+def how_lost(trainer: subprocess.Popen, folder: Path, before: int | None) -> str:
     """How a run has lost a trainer; "" if trainer 0 has ended by itself, or by a signal that ends a script.
 
-    It `began` at this time (s since the epoch).
+    `before` is what `begun_at` returned before this trainer was started.
     """
     summary: dict[str, Any] = {}
     with suppress(OSError, ValueError):
@@ -119,7 +126,6 @@ def how_lost(trainer: subprocess.Popen, folder: Path, began: float) -> str:
     if (code := trainer.returncode) == LOST_PEER:
         return str(summary.get("exit_reason", "another learner was lost")).removeprefix("error: ")
     was_killed = code < 0 and -code not in SIGNALS
-    config = folder / "config.json"  # which each start writes again
-    is_begun = config.exists() and config.stat().st_mtime >= began
+    is_begun = begun_at(folder) not in (None, before)  # each start writes it again
     was_ended = code == 1 and not summary and is_begun  # by Ray: its node has failed
     return f"learner 0 (pid {trainer.pid}) {how_ended(code)}" if was_killed or was_ended else ""

@@ -201,7 +201,7 @@ def write_together(files: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
         for path in files:
             os.replace(temporary[path], path)
             _sync_folder(path.parent)  # the rename, too, must survive a power cut, and before the next one
-    except OSError:
+    except BaseException:  # also a signal's
         for path in temporary.values():
             path.unlink(missing_ok=True)
         raise

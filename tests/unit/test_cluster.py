@@ -255,6 +255,26 @@ def test_a_shard_that_is_killed_is_replaced_by_an_empty_one(make_replay, session
     session.ray.kill(replay.shards[0])
     assert (replay.next().ids % 2 == 1).all(), "all of it is of the other shard"
     assert tape.messages == ["replay shard 0 died; its 7 transitions are lost, an empty one is started"]
+    replay.restarts_left = 0
+    replay._replace(0, "The actor died because its node has died.")
+    with pytest.raises(WorkerError, match="replay shard 0 died; no restart is left"):
+        replay._replace(0, "The actor died.")
+
+
+def test_a_part_of_a_batch_that_is_lost_with_its_node_is_asked_for_again(make_replay, session, monkeypatch):
+    replay = make_replay(lambda number: shard_of(9, number), 2)
+    replay.totals[:], replay.sizes[:] = 1.0, 7
+    get, lost = session.ray.get, []
+
+    def get_later(*args, **options):
+        if not lost:
+            lost.append(args)
+            raise ObjectLostError("no copy")
+        return get(*args, **options)
+
+    monkeypatch.setattr(session.ray, "get", get_later)
+    assert len(replay.next().ids) == 50
+    assert lost
 
 
 def test_one_of_several_learners_repeats_its_last_batch_where_all_of_its_shards_are_lost(make_replay, session):
@@ -635,6 +655,18 @@ def test_the_gpu_that_ray_reserves_is_the_one_that_the_trainer_uses(monkeypatch,
     why = r"trainer-gpus=1: Ray has reserved GPU 3 .* net is on GPU 0; start it with CUDA_VISIBLE_DEVICES=3"
     with pytest.raises(ConfigError, match=why) if is_refused else contextlib.nullcontext():
         check_gpu(SimpleNamespace(trainer_gpus=1), "3")
+
+
+def test_a_node_that_could_do_the_work_before_costs_a_restart(fleets):
+    """The port of a simulator is still held there, say."""
+    fleets.session.state = ClusterState({"node": "10.0.0.2"})
+    with fleets([raising(ConfigError("env-id", "Odd-v0", "its port is in use"))], at_start=True) as fleet:
+        for actor in fleet.actors:
+            actor.had_result = True
+        take(fleet)
+    assert fleet.restarts == 1
+    (said,) = fleets.said
+    assert "cannot work on the node at 10.0.0.2: env-id=Odd-v0: its port is in use" in said.text
 
 
 @pytest.mark.parametrize("joined_later", [False, True], ids=["at the start", "joined later"])
