@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.actor_critic import A3CSetup, Samples, advantages_and_targets, anneal_entropy_coef
-from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS, PPOArgs
+from a3c_mp.algorithms.actor_critic_settings import PPO_PRESETS, PPOArgs, RolloutArgs
 from a3c_mp.chapter import Chapter
 from a3c_mp.data.actor import make_envs
 from a3c_mp.data.collector import RolloutCollector
@@ -32,7 +32,7 @@ class Args(PPOArgs):
     chapter = "a3c_data"
 
 
-def actor(channel: Any, args: PPOArgs) -> Callable[..., int]:
+def actor(channel: Any, args: RolloutArgs) -> Callable[..., int]:
     """An actor's process: environments, and a copy of the net that acts; each call of what it returns fills a slot."""
     return RolloutCollector(args, make_envs(args, channel), channel).fill  # newest weights, T steps of B environments
 
@@ -65,15 +65,15 @@ def gradients(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any
     """Put the clipped gradient of the loss of one batch into `.grad` of the parameters; return the metrics."""
     learner.optimizer.zero_grad(set_to_none=True)
     total, metrics = backward(args, learner.net, loss, *batch)
-    # Their means over all learners, of which chapters 3 and 4 may have several.
+    # Several learners, as chapters 3 and 4 may have, average their gradients.
     learner.group.all_reduce_gradients(learner.optimizer, total)
     norms = [nn.utils.clip_grad_norm_(g["params"], args.max_grad_norm) for g in learner.optimizer.param_groups]
     return metrics | {"losses/grad_norm": torch.stack(norms).norm()}
 
 
 def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any) -> dict[str, Any] | None:
-    """Take a gradient step on one batch, on a GPU as one CUDA graph; return metrics until the next one, or None."""
-    return learner.take_step(gradients, args, loss, *batch)
+    """Take a gradient step on one batch; return metrics, valid until the next step; None if it had NaN or inf."""
+    return learner.take_step(gradients, args, loss, *batch)  # and the optimizer's; on a GPU all is one CUDA graph
 
 
 def epochs(args: PPOArgs, samples: Samples, rng: torch.Generator) -> Iterator[Samples]:
@@ -97,7 +97,7 @@ def learn(args: PPOArgs, learner: Learner, rollout: Rollout) -> None:
 
 
 def train(args: PPOArgs, learner: Learner) -> None:
-    """Learn from rollouts, which are finite and counted; after each round new weights go out, then slots go back."""
+    """Learn from rollouts. `rounds` skips those with NaN or inf, counts steps, publishes weights, gives slots back."""
     for rollout in learner.rounds():
         learn(args, learner, rollout)
 

@@ -10,7 +10,7 @@ or the mean of several, clips it, steps and publishes new weights. Only gradient
 
 from __future__ import annotations
 
-import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+import a3c_mp  # noqa: F401  # isort: skip  (first: it prepares the process before torch is imported)
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,7 +35,8 @@ class Args(ActorCriticArgs):
 
     chapter = "a3c_grad"
     actors_learn = True
-    continuous: ClassVar = ActorCriticArgs.continuous  # again, as they change the batch size, a default of this class
+    # Again, since inherited ones may not change a default of this class, as they do with the batch size.
+    continuous: ClassVar = ActorCriticArgs.continuous
     vectors: ClassVar = ActorCriticArgs.vectors
     changes: ClassVar[dict[str, dict[str, Any]]] = {
         "PongNoFrameskip-v4": {"explore_envs": 0.25},
@@ -74,14 +75,14 @@ def actor(channel: Any, args: Args) -> Callable[..., Any]:
             samples = Samples.of(rollout, advantages, value_targets).to(channel.memory.weights.device)
             yield from map(samples.select, outbox.unsent(len(samples.obs)))
 
-    def fill(slot: Any) -> Any:
-        batch = next(unsent)
-        version = channel.memory.load(net, slot)  # the newest weights, for every gradient
+    def fill(token: Any) -> Any:
+        batch = next(minibatches)
+        version = channel.memory.load(net, token)  # the newest weights, for every gradient
         net.zero_grad(set_to_none=True)
         _, metrics = backward(args, net, loss, batch)
-        return outbox.write(slot, version, metrics, len(batch.obs))
+        return outbox.write(token, version, metrics, len(batch.obs))
 
-    unsent = batches()
+    minibatches = batches()
     return fill
 
 

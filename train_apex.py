@@ -11,7 +11,7 @@ to priority, learns from them off policy, and updates their priorities with its 
                                             learner 1, 2, ... each with actors and shards of its own
 """
 
-import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+import a3c_mp  # noqa: F401  # isort: skip  (first: it prepares the process before torch is imported)
 
 from collections.abc import Callable
 from typing import Any

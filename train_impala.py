@@ -11,7 +11,7 @@ two policies by truncated importance weights.
                                                    learner 1, 2, ... each with actors of its own
 """
 
-import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned actor ends with its parent even while it imports torch)
+import a3c_mp  # noqa: F401  # isort: skip  (first: it prepares the process before torch is imported)
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ from train_a3c_data import actor, gradient_step
 def loss(args: Args, net: Any, unrolls: Rollout, all_reduce_mean: Callable[..., None]) -> tuple[Tensor, dict[str, Any]]:
     """Compute (loss, metrics): IMPALA's loss on V-trace targets (Espeholt et al. 2018, section 4.2)."""
     logits, values, _ = net.unroll(unrolls.obs, unrolls.lstm_state[0], episode_starts(unrolls))
-    # V where an episode was truncated is the acting net's, in replayed unrolls an old one's: it moves as V(obs[t]) did.
+    # V where an episode was truncated is the acting net's, older in a replay: it moves by what V(obs[t]) has changed.
     bootstraps = unrolls.truncation_value + values[:-1].detach() - unrolls.value[:-1]
     rewards, discounts = rewards_and_discounts(args, unrolls._replace(truncation_value=bootstraps), net.reward_scale)
     logits, values, bootstrap_value = logits[:-1], values[:-1], values[-1]  # [T, B, P], [T, B], [B]

@@ -12,7 +12,7 @@ A generation of one member is a pure function of its birth, of the replay and of
 and a member that was killed, or a whole run, starts again from the last generation as if nothing had happened.
 """
 
-import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned member ends with its parent even while it imports torch)
+import a3c_mp  # noqa: F401  # isort: skip  (first: it prepares the process before torch is imported)
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ from a3c_mp.algorithms.apex import move_target
 from a3c_mp.algorithms.dqn import bootstrap_values, q_values
 from a3c_mp.maths.losses import quantile_huber
 from a3c_mp.population import dqn, ppo
-from a3c_mp.population.evolution import Member, mutate_genome, possible_parents, rank
+from a3c_mp.population.evolution import Member, fittest_first, mutate_genome, possible_parents
 from a3c_mp.population.generations import Generations, launch
 from a3c_mp.population.member import Algorithm
 from a3c_mp.population.settings import Args
@@ -67,7 +67,7 @@ def evolve(args: Args, members: Sequence[Member], rng: Generator) -> list[Member
     """Return the next generation: the elite, unchanged, and mutated children of tournament winners."""
     if not args.evolve:
         return [survivor.survive("kept") for survivor in members]
-    elite, *_ = rank(members, rng)
+    elite, *_ = fittest_first(members, rng)
     births = [elite.survive("elite")] if args.elitism else []
     winners = tournament(args, members, len(members) - len(births), rng)
     first_id = max(each.id for each in members) + 1
@@ -83,11 +83,11 @@ def tournament(args: Args, members: Sequence[Member], num: int, rng: Generator) 
     """
     able = possible_parents(members)
     entrants = rng.integers(len(able), size=(num, args.tournament_size))
-    return [rank([able[i] for i in row], rng)[0] for row in entrants]
+    return [fittest_first([able[i] for i in row], rng)[0] for row in entrants]
 
 
 def mutate(args: Args, parent: Member, child_id: int, rng: Generator) -> Member:
-    """Return a child whose genome or weights are mutated in one way, with the relative probabilities `--mutate-*`."""
+    """Return a child with one kind of mutation, drawn by `--mutate-*`; weights change when it is made (`breed`)."""
     kinds, weights = zip(*args.mutations.items(), strict=True)
     total = sum(weights)
     kind = kinds[rng.choice(len(kinds), p=[weight / total for weight in weights])] if total else "none"

@@ -11,7 +11,7 @@ gradients are averaged. The process that you start is a driver then, not a train
 all of them again from the newest checkpoint.
 """
 
-import a3c_mp  # noqa: F401  # isort: skip  (first: it sets the number of threads before torch is imported)
+import a3c_mp  # noqa: F401  # isort: skip  (first: it prepares the process before torch is imported)
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Chapter 5. A2C as a task: a pipeline of middleware, which runs in one process or is cut into roles.
+"""Chapter 5. A3C as a task: a pipeline of middleware, which runs in one process or is cut into roles.
 
 Each iteration passes one context through all middleware, and back in reverse order. Standalone, one process runs all
 of them; distributed, each node runs those that its labels select, and messages connect the nodes. What a collector
@@ -8,7 +8,7 @@ does and how the learner learns is chapter 1's.
     collector 1 --(slot)-->  learner --(weights)--> evaluator
 """
 
-import a3c_mp  # noqa: F401  # isort: skip  (first: a spawned node ends with its parent even while it imports torch)
+import a3c_mp  # noqa: F401  # isort: skip  (first: it prepares the process before torch is imported)
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""a3c-mp: distributed deep reinforcement learning: A3C, Ape-X (DQN, DDPG), IMPALA, and tasks of middleware."""
+"""a3c-mp: distributed deep reinforcement learning: A3C, Ape-X, IMPALA, tasks of middleware, populations, Ray."""
 
 from typing import Any
 

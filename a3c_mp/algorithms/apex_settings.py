@@ -46,7 +46,7 @@ class Args(ReplayArgs):
     """Settings of Ape-X: chapter 3."""
 
     chapter = "apex"
-    fixed = (*ReplayArgs.fixed, "net", "num_quantiles")
+    fixed = (*ReplayArgs.fixed, "net", "hidden", "num_quantiles")
     continuous = CONTINUOUS
     vectors = VECTORS
 
@@ -84,8 +84,11 @@ class Args(ReplayArgs):
     """save the replay buffer in checkpoints; without it, a resumed run fills it again before it learns"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """dqn: optimizer; the paper uses rmsprop"""
-    net: Literal["nature", "a3c", "resnet", "deep"] = "nature"
-    """dqn: network for images: nature (DQN's, 3 convolutions), a3c (A3C's, 2), resnet (9) or deep (IMPALA's, 15)"""
+    net: str = "nature"
+    """dqn: net for images: nature (DQN's, 3 convolutions), a3c (A3C's, 2), resnet (9) or deep (IMPALA's, 15); or
+    module:function"""
+    hidden: tuple[int, ...] = ()
+    """units of each hidden layer; default: 128 128 for vectors, 256 for images (dqn), 256 256 (ddpg)"""
     num_quantiles: Annotated[int, Between(1, 200)] = 1
     """dqn: quantiles of the distribution of returns that the net learns (QR-DQN); 1: plain Q-learning, of the mean"""
     num_learners: Annotated[int, Between(1, 64)] = 1
@@ -97,7 +100,7 @@ class Args(ReplayArgs):
 
     @property
     def net_spec(self) -> NetSpec:
-        return NetSpec(self.net, num_quantiles=self.num_quantiles)
+        return NetSpec(self.net, hidden=tuple(self.hidden), num_quantiles=self.num_quantiles)
 
     @property
     def blocks_in_flight(self) -> int:  # for each actor

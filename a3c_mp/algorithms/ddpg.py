@@ -16,7 +16,7 @@ from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.nets.build import DEFAULT_NET, NetSpec
+from a3c_mp.nets.build import DEFAULT_NET, NetSpec, check_net
 from a3c_mp.nets.layers import image_shape
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.nets.q_values import DDPGNet
@@ -37,7 +37,10 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: Ne
     if not ActionScaling(action_space).is_bounded.all():
         why = f"the bounds of {action_space} are not finite, or too far apart"
         raise ConfigError("algo", "ddpg", why, "choose another --env-id")
-    return DDPGNet(obs_space.shape, action_space.shape)  # type: ignore[arg-type]
+    if spec.net != DEFAULT_NET.net:
+        raise ConfigError("net", spec.net, "--algo ddpg has a net of its own", "leave it out, or use --hidden")
+    check_net(spec, obs_space.shape or (), image=False)
+    return DDPGNet(obs_space.shape or (), action_space.shape, spec.hidden or (256, 256))
 
 
 def stored(args: Args, action_space: gymnasium.Space) -> tuple[gymnasium.Space, Spec]:

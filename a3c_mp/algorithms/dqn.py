@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
+from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.nets.build import DEFAULT_NET, NetSpec, check_net
+from a3c_mp.nets.build import DEFAULT_NET, NetSpec, check_net, make_own_net
 from a3c_mp.nets.layers import image_shape
 from a3c_mp.nets.precision import acting_forward
-from a3c_mp.nets.q_values import DuelingQ
+from a3c_mp.nets.q_values import DuelingQ, OwnQ, QNet
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import Batch
 from a3c_mp.run import evaluate
@@ -28,12 +29,18 @@ from a3c_mp.run import evaluate
 ACTIONS = Discrete
 
 
-def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET) -> DuelingQ:
+def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET) -> QNet:
     assert isinstance(action_space, Discrete), action_space
     assert obs_space.shape is not None
-    shape, image = obs_space.shape, image_shape(obs_space)
+    shape, image, num_actions = obs_space.shape, image_shape(obs_space), int(action_space.n)
     check_net(spec, shape, image is not None)
-    return DuelingQ(shape, int(action_space.n), image, convs=spec.net, num_quantiles=spec.num_quantiles)
+    if ":" in spec.net:
+        if spec.hidden:
+            hidden = " ".join(map(str, spec.hidden))
+            raise ConfigError("hidden", hidden, "a net of your own has sizes of its own", "leave it out")
+        outputs = (3, num_actions, spec.num_quantiles) if spec.num_quantiles > 1 else (3, num_actions)
+        return make_own_net(spec.net, obs_space, action_space, OwnQ, (outputs,))
+    return DuelingQ(shape, num_actions, image, spec.hidden, convs=spec.net, num_quantiles=spec.num_quantiles)
 
 
 def stored(args: Args, action_space: gymnasium.Space) -> tuple[gymnasium.Space, Spec]:
@@ -108,7 +115,7 @@ def random_actions(rng: np.random.Generator, shape: tuple[int, ...], mask: np.nd
     return np.where(mask, rng.random(shape), -1.0).argmax(axis=1)
 
 
-def q_values(net: DuelingQ, batch: Batch) -> Tensor:
+def q_values(net: QNet, batch: Batch) -> Tensor:
     """Return the quantiles of Q(s, a), float32 [N, K], of the actions that were taken."""
     return of_actions(net.quantiles(batch.obs), batch.action)
 
@@ -119,7 +126,7 @@ def of_actions(quantiles: Tensor, action: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def bootstrap_values(net: DuelingQ, target_net: DuelingQ, batch: Batch) -> Tensor:
+def bootstrap_values(net: QNet, target_net: QNet, batch: Batch) -> Tensor:
     """Return the quantiles of Q_target(s', argmax_a Q(s', a)), float32 [N, K], s' being m <= n steps later.
 
     The argmax is over the actions that s' allows (van Hasselt et al. 2016).

@@ -50,17 +50,7 @@ def run_task(
     if args.attach_to is not None:
         return join_task(pipeline, args)
     made = setup(args)
-    for name, (shape, dtype) in made.slots.spec.items() if args.listen is not None else ():
-        if (size := math.prod(shape) * dtype.itemsize) > MAX_TENSOR:
-            why = f"{name} of a rollout has {size:,} bytes, a message between nodes may have {MAX_TENSOR:,}"
-            raise ConfigError("num-envs", args.num_envs, why, "lower it, or --unroll-length")
-    sizes = [tensor.nbytes for tensor in made.net.state_dict().values()]
-    if args.listen is not None and (size := sum(sizes)) > MAX_TENSOR:
-        why = f"its weights have {size:,} bytes, a message between nodes may have {MAX_TENSOR:,}"
-        raise ConfigError("net", args.net, why, "use a smaller one, smaller observations, or no --listen")
-    if args.eval_every and not args.standalone and (size := max(sizes)) > MAX_TENSOR:
-        why = f"one of its layers has {size:,} bytes, a message to the evaluator may have {MAX_TENSOR:,}"
-        raise ConfigError("net", args.net, why, "use a smaller one, --frame-size 84, --standalone or --eval-every 0")
+    check_message_sizes(args, made)
     parts = made.net, made.optimizer, made.saved
     with Run(args, args.chapter, *parts) as run, ExitStack() as stack:
         learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())
@@ -88,6 +78,21 @@ def run_task(
         stack.push(lambda kind, error, trace: run.finish(error))  # while the evaluator can still answer
         pipeline(node, args, learner.memory, learner)
     return run.exit_code
+
+
+def check_message_sizes(args: RoleArgs, made: Setup) -> None:
+    """Raise ConfigError if a rollout or the net is too large for a message between nodes."""
+    for name, (shape, dtype) in made.slots.spec.items() if args.listen is not None else ():
+        if (size := math.prod(shape) * dtype.itemsize) > MAX_TENSOR:
+            why = f"{name} of a rollout has {size:,} bytes, a message between nodes may have {MAX_TENSOR:,}"
+            raise ConfigError("num-envs", args.num_envs, why, "lower it, or --unroll-length")
+    sizes = [tensor.nbytes for tensor in made.net.state_dict().values()]
+    if args.listen is not None and (size := sum(sizes)) > MAX_TENSOR:
+        why = f"its weights have {size:,} bytes, a message between nodes may have {MAX_TENSOR:,}"
+        raise ConfigError("net", args.net, why, "use a smaller one, smaller observations, or no --listen")
+    if args.eval_every and not args.standalone and (size := max(sizes)) > MAX_TENSOR:
+        why = f"one of its layers has {size:,} bytes, a message to the evaluator may have {MAX_TENSOR:,}"
+        raise ConfigError("net", args.net, why, "use a smaller one, --frame-size 84, --standalone or --eval-every 0")
 
 
 def roles_of(args: RoleArgs, learner: Learner, evaluator: Any) -> list[Role]:

@@ -131,8 +131,8 @@ def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Spa
     try:
         net.load_state_dict(run.state["net"])
     except RuntimeError as error:
-        why = f"{run.path} does not fit {run.env_id} as it is now"
-        raise ConfigError("run", run.path, why, "name another run") from error
+        what = f"{run.env_id}, or its net (--net {run.net_spec.net})," if ":" in run.net_spec.net else run.env_id
+        raise ConfigError("run", run.path, f"it does not fit {what} as it is now", "name another run") from error
     return net.net if of_population else net, spaces
 
 
@@ -166,8 +166,10 @@ class TrainedPolicy:
             mask: `info["action_mask"]` as it is, or for N environments [N, choices], where the environment gives it.
 
         Raises:
-            ValueError: observations or a mask have another shape.
+            ValueError: observations or a mask do not fit; floating-point images are not those of `make_env`, but raw.
         """
+        if self.obs_space.dtype == np.uint8 and np.asarray(obs).dtype.kind == "f":
+            raise ValueError("observations must be uint8 as `make_env` gives them, not floating-point")
         # A copy: torch takes no reversed views.
         obs, shape = np.array(obs, self.obs_space.dtype, order="C"), self.obs_space.shape or ()
         is_single = obs.shape == shape
@@ -176,8 +178,11 @@ class TrainedPolicy:
             raise ValueError(f"observations must be {shape} or [{several}] as `make_env` gives them, not {obs.shape}")
         obs = obs[None] if is_single else obs
         begins = True if len(obs) != self._num else starts is not None and starts
-        mask = wrappers.mask_in({"action_mask": mask}, self.action_space) if is_single else mask
-        masks = None if mask is None else np.asarray(mask, np.bool_).reshape(len(obs), -1)
+        given = [] if mask is None else [mask] if is_single else list(mask)
+        if len(given) not in (0, len(obs)):
+            raise ValueError(f"{len(given)} masks for {len(obs)} observations")
+        allowed: list[Any] = [wrappers.mask_in({"action_mask": each}, self.action_space) for each in given]
+        masks = np.stack(allowed) if allowed else None
         actions = self._act(obs, np.full(len(obs), begins), masks)
         self._num = len(obs)  # now that nothing was refused
         return actions[0] if is_single else actions

@@ -90,7 +90,9 @@ def train(
     words = [word for name, value in (given | settings).items() for word in as_flag(name, value)]
     told: dict[str, Any] = {}
     is_stopped = False
-    with following([sys.executable, str(script), *words]) as (process, lines):
+    # -P: the chapters' folder stays where it is in `sys.path` here, so modules of the same names are found as here.
+    own = ["-P"] if script.parent == CHAPTERS else []
+    with following([sys.executable, *own, str(script), *words]) as (process, lines):
         for line in lines:
             told |= line
             if "metrics" in line and not is_stopped and not call_hooks(hooks, line["steps"], line["metrics"]):
@@ -127,7 +129,7 @@ def id_of(env: Any) -> str:
         raise ConfigError("env-id", env, "must be an id, or a class or function that makes an environment")
     if module == "__main__":
         file = getattr(sys.modules["__main__"], "__file__", None) or ""
-        spec = sys.modules["__main__"].__spec__  # of `python -m package.module`
+        spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m package.module`; pdb removes it
         module = spec.name if spec is not None else Path(file).stem if file.endswith(".py") else None
     if module is None or not name.isidentifier():
         why = "the processes of a run cannot import what is defined in a notebook's cell or inside a function"
@@ -195,10 +197,12 @@ def result_of(code: int, told: Mapping[str, Any], env_id: str) -> Result:
     folder = Path(told.get("folder", ""))
     summary: dict[str, Any] = {}
     with suppress(OSError):
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = json.loads((folder / "summary.json").read_text()) if "folder" in told else {}
     if not summary or code == 1 or code < 0:
         end = summary.get("exit_reason") or f"it ended with code {code}"
         end = f"it was killed by {signal.Signals(-code).name}" if code < 0 else end  # its summary may be an older one
+        if code == 1 and not end.startswith("error"):
+            end = f"{end}, but its last state was not saved"
         raise TrainingError(f"{end}; see {folder / 'run.log'}" if told else f"{end} before it began, see its output")
     return Result(
         folder, summary["solved"], summary["steps"], summary["mean_return_100"], summary["exit_reason"], summary

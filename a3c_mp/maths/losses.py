@@ -1,4 +1,4 @@
-"""Loss functions: policy gradient, PPO clip, value, quantile Huber. Pure functions, means over the batch."""
+"""Losses: value, policy gradient, quantile Huber; their metrics, and normalized advantages. Pure functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 

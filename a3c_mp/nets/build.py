@@ -1,10 +1,11 @@
-"""The flags of nets; builds actor-critic nets, from flags or from the settings of a saved run."""
+"""The flags of nets; builds actor-critic nets, from flags or the settings of a saved run, and the user's own nets."""
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import gymnasium
 import torch
@@ -19,8 +20,10 @@ from a3c_mp.nets.layers import CONVOLUTIONS, RESIDUAL, LSTMCore, image_shape, im
 from a3c_mp.nets.obs_norm import ObsNorm
 
 NETS = *CONVOLUTIONS, *RESIDUAL  # `--net`, besides `module:function`
+HIDDEN = 64, 64  # units of the MLPs for policy and value
 SHARED_UNITS, OWN_UNITS = 256, 512
 """of the hidden layer that policy and value share; of each one's own hidden layer on images (`--net nature`)"""
+N = TypeVar("N", bound=nn.Module)
 
 
 class NetSpec(NamedTuple):
@@ -28,7 +31,7 @@ class NetSpec(NamedTuple):
 
     net: str = "nature"
     lstm: bool = False
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] = ()  # (): the sizes that the kind of net has by default
     log_std_init: float = 0.0
     mean_limit: float = 3.0
     num_quantiles: int = 1  # of action values, in chapters 3 and 7
@@ -57,8 +60,12 @@ def make_actor_critic(
     head = ActionHead(action_space, spec.log_std_init, spec.mean_limit)
     assert shape is not None
     check_net(spec, shape, image is not None)
+    if spec.hidden not in ((), HIDDEN) and (image or ":" in spec.net or spec.lstm):
+        why = "it is for vectors, without --lstm or a net of your own; other nets have sizes of their own"
+        raise ConfigError("hidden", " ".join(map(str, spec.hidden)), why, "leave it out")
     if ":" in spec.net:
-        return _make_own_net(spec.net, obs_space, action_space, head)
+        wrap, shapes = partial(OwnActorCritic, head), ((3, head.num_outputs), (3,))
+        return make_own_net(spec.net, obs_space, action_space, wrap, shapes)
     norm, core = ObsNorm(shape, image), None
     torso = image_torso(spec.net, shape, image) if image else nn.Flatten()
     features = num_features(torso, shape)
@@ -67,7 +74,7 @@ def make_actor_critic(
         core = LSTMCore(SHARED_UNITS, SHARED_UNITS) if spec.lstm else None
         sizes: list[int] = [SHARED_UNITS]
     else:
-        sizes = [features, OWN_UNITS] if image else [features, *spec.hidden]
+        sizes = [features, OWN_UNITS] if image else [features, *(spec.hidden or HIDDEN)]
     activation = nn.ReLU if image else nn.Tanh
     policy, value = mlp([*sizes, head.num_outputs], activation), mlp([*sizes, 1], activation)
     return LayeredActorCritic(norm, head, torso, core, policy, value)
@@ -75,7 +82,7 @@ def make_actor_critic(
 
 def check_net(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
     """Raise ConfigError for settings that contradict each other or the observations."""
-    own, hidden = ":" in spec.net, " ".join(map(str, spec.hidden))
+    own = ":" in spec.net
     if not own and spec.net not in NETS:
         fix = {"book": "its name is nature now", "paper": "its name is a3c now"}.get(spec.net, "see --help")
         raise ConfigError("net", spec.net, f"must be {', '.join(NETS)} or module:function", fix)
@@ -84,11 +91,9 @@ def check_net(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
         raise ConfigError("net", spec.net, why, "leave it out")
     if own and spec.lstm:
         raise ConfigError("lstm", True, f"--net {spec.net} has no place for it", "leave one of them out")
-    if not spec.hidden or min(spec.hidden) < 1:
-        raise ConfigError("hidden", hidden, "it needs one layer or more, of 1 or more units", "try --hidden 64 64")
-    if spec.hidden != DEFAULT_NET.hidden and (image or own or spec.lstm):
-        why = "it is for vectors, without --lstm or a net of your own; other nets have sizes of their own"
-        raise ConfigError("hidden", hidden, why, "leave it out")
+    if min(spec.hidden, default=1) < 1:
+        hidden = " ".join(map(str, spec.hidden))
+        raise ConfigError("hidden", hidden, "each layer needs 1 or more units", "try --hidden 64 64")
 
 
 class OwnActorCritic(ActorCritic):
@@ -97,7 +102,7 @@ class OwnActorCritic(ActorCritic):
     `body`: normalized observations [B, *obs_shape] -> (policy outputs [B, `head.num_outputs`], values [B]).
     """
 
-    def __init__(self, norm: ObsNorm, head: ActionHead, body: nn.Module):
+    def __init__(self, head: ActionHead, norm: ObsNorm, body: nn.Module):
         super().__init__(norm, head)
         self.body = body
 
@@ -106,11 +111,13 @@ class OwnActorCritic(ActorCritic):
         return self.head(outputs).float(), values.float()
 
 
-def _make_own_net(
-    name: str, obs_space: gymnasium.Space, action_space: gymnasium.Space, head: ActionHead
-) -> ActorCritic:
+def make_own_net(
+    name: str, obs_space: gymnasium.Space, action_space: gymnasium.Space,
+    wrap: Callable[[ObsNorm, nn.Module], N], shapes: tuple[tuple[int, ...], ...],
+) -> N:  # fmt: skip
     """Make the net of `--net module:function`; the current folder is searched last.
 
+    `wrap` puts normalization before the user's module; for three observations that must return tensors of `shapes`.
     Raises ConfigError if there is none, or it breaks the contract.
     """
     (module, _, function), shape = name.partition(":"), obs_space.shape or ()
@@ -123,8 +130,9 @@ def _make_own_net(
         body = make_body(obs_space, action_space)
         if not isinstance(body, nn.Module):
             raise TypeError(f"it returned a {type(body).__name__}, must be a torch.nn.Module")
-        net = OwnActorCritic(ObsNorm(shape, image_shape(obs_space)), head, body)
-        _check_own_net(net, shape)
+        norm = ObsNorm(shape, image_shape(obs_space))
+        net = wrap(norm, body)
+        _check_own_net(net, norm, body, shapes)
     except Exception as error:  # code of the user's own can raise anything
         from a3c_mp.errors.describe import describe, is_missing
 
@@ -134,19 +142,19 @@ def _make_own_net(
     return net
 
 
-def _check_own_net(net: OwnActorCritic, shape: tuple[int, ...]) -> None:
-    """Raise an error unless the net can be shared with actors and returns outputs and values of the right shapes."""
-    for name, layer in net.body.named_modules():
+def _check_own_net(net: nn.Module, norm: ObsNorm, body: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Raise an error unless the net can be shared with actors and returns outputs of the right shapes."""
+    for name, layer in body.named_modules():
         if (isinstance(layer, _DropoutNd) and layer.training and layer.p > 0) or isinstance(layer, _BatchNorm):
             what = f"{name or 'the net'} is {type(layer).__name__}"
             raise TypeError(f"{what}; its outputs for one observation would differ in actors and learner")
     fixed = [key for key, value in net.state_dict().items() if not value.is_floating_point()]
     if fixed:
         raise TypeError(f"{fixed[0]} is not floating-point; layers that count batches cannot be shared with actors")
-    obs = torch.zeros(3, *shape, dtype=torch.uint8 if net.norm.image else torch.float32)
+    obs = torch.zeros(3, *norm.shift.shape[1:], dtype=torch.uint8 if norm.image else torch.float32)
     with torch.no_grad():  # no decorator: it would be the place of the errors below
-        outputs, values = net.body(net.norm.convert(obs))
-    wanted = (3, net.head.num_outputs), (3,)
-    if (tuple(outputs.shape), tuple(values.shape)) != wanted:
-        given = f"{tuple(outputs.shape)} and {tuple(values.shape)}"
-        raise ValueError(f"for 3 observations it returned shapes {given}, must be {wanted[0]} and {wanted[1]}")
+        outputs = body(norm.convert(obs))
+    given = tuple(tuple(output.shape) for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
+    if given != shapes:
+        found, wanted = (" and ".join(map(str, each)) for each in (given, shapes))
+        raise ValueError(f"for 3 observations it returned shapes {found}, must be {wanted}")

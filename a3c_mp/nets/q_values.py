@@ -15,14 +15,44 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "gelu
 """activation functions of hidden layers"""
 
 
-class DuelingQ(nn.Module):
+class QNet(nn.Module):
+    """Base of Q networks, whose `quantiles` of returns have Q as their mean (Dabney et al. 2018)."""
+
+    def __init__(self, norm: ObsNorm):
+        super().__init__()
+        self.norm = norm
+        self.register_buffer("reward_scale", torch.ones(()))
+
+    def forward(self, obs: Tensor) -> tuple[Tensor]:
+        """obs uint8 or float32 [B, ...] -> (q float32 [B, A],)."""
+        return (self.quantiles(obs).mean(dim=2),)
+
+    def quantiles(self, obs: Tensor) -> Tensor:
+        """obs [B, ...] -> quantiles of returns, float32 [B, A, K]; with K = 1 they are Q itself."""
+        raise NotImplementedError
+
+
+class OwnQ(QNet):
+    """Q network around a module of the user's own.
+
+    `body`: normalized observations [B, *obs_shape] -> Q values [B, A], or quantiles [B, A, K] if there are several.
+    """
+
+    def __init__(self, norm: ObsNorm, body: nn.Module):
+        super().__init__(norm)
+        self.body = body
+
+    def quantiles(self, obs: Tensor) -> Tensor:
+        outputs = self.body(self.norm.convert(obs)).float()
+        return outputs if outputs.dim() == 3 else outputs[..., None]
+
+
+class DuelingQ(QNet):
     """Dueling Q network: Q(s, a) = V(s) + A(s, a) - mean_a A(s, a) (Wang et al. 2016, equation 9).
 
     Images go through the convolutions of Mnih et al. 2015, or others (see `layers.convolutions`), vectors through one
     hidden layer; value and advantage then have hidden layers of their own. On images the two have 512 units together,
     as many as the net of Mnih et al. `image` is as in `ObsNorm`.
-
-    It has K = `num_quantiles` quantiles of each return, and Q is their mean (Dabney et al. 2018).
 
     `hidden` are the units of the hidden layers, by default (256,) for images and (128, 128) for vectors. For vectors,
     value and advantage share the first one; all others exist twice. Each has an `activation` of `ACTIVATIONS`.
@@ -33,11 +63,9 @@ class DuelingQ(nn.Module):
         hidden: Sequence[int] | None = None, activation: str = "relu",
         convs: str | Sequence[tuple[int, ...]] = "nature", num_quantiles: int = 1,
     ):  # fmt: skip
-        super().__init__()
+        super().__init__(ObsNorm(obs_shape, image))
         sizes = list(hidden or ((256,) if image else (128, 128)))
         act = ACTIVATIONS[activation]
-        self.norm = ObsNorm(obs_shape, image)
-        self.register_buffer("reward_scale", torch.ones(()))
         if self.norm.image_shape:
             self.torso = image_torso(convs, obs_shape, self.norm.image_shape)
             features = num_features(self.torso, obs_shape)
@@ -49,14 +77,9 @@ class DuelingQ(nn.Module):
         if image:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def forward(self, obs: Tensor) -> tuple[Tensor]:
-        """obs uint8 or float32 [B, ...] -> (q float32 [B, A],)."""
-        return (self.quantiles(obs).mean(dim=2),)
-
     def quantiles(self, obs: Tensor) -> Tensor:
-        """obs [B, ...] -> quantiles of returns, float32 [B, A, K]: their sum in bfloat16 would make actions equal."""
         features = self.torso(self.norm.convert(obs))
-        value = self.value(features).float()[:, None]
+        value = self.value(features).float()[:, None]  # float32: in bfloat16 the sum would make actions equal
         advantage = self.advantage(features).float().unflatten(1, (-1, value.shape[2]))
         return value + advantage - advantage.mean(dim=1, keepdim=True)
 
@@ -67,14 +90,14 @@ class DDPGNet(nn.Module):
     Observations and actions are flattened, actions to D numbers.
     """
 
-    def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...]):
+    def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...], hidden: Sequence[int] = (256, 256)):
         super().__init__()
-        self.action_shape, hidden = action_shape, 256
+        self.action_shape = action_shape
         inputs, outputs = torch.Size(obs_shape).numel(), torch.Size(action_shape).numel()
         self.norm = ObsNorm(obs_shape, None)
         self.register_buffer("reward_scale", torch.ones(()))
-        self.actor = nn.Sequential(*mlp([inputs, hidden, hidden, outputs], nn.ReLU), nn.Tanh())
-        self.critic = mlp([inputs + outputs, hidden, hidden, 1], nn.ReLU)
+        self.actor = nn.Sequential(*mlp([inputs, *hidden, outputs], nn.ReLU), nn.Tanh())
+        self.critic = mlp([inputs + outputs, *hidden, 1], nn.ReLU)
         for head in (self.actor[-2], self.critic[-1]):  # first actions near the middle, first values near zero
             nn.init.uniform_(head.weight, -3e-3, 3e-3)  # type: ignore[arg-type]
             nn.init.uniform_(head.bias, -3e-3, 3e-3)  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def largest_genome(args: Args) -> Genome:
     return Genome({}, hidden, "relu", convolutions, args.family)
 
 
-def rank(members: Sequence[Member], rng: Generator) -> list[Member]:
+def fittest_first(members: Sequence[Member], rng: Generator) -> list[Member]:
     """Return the members, the fittest first; ties are in random order.
 
     Those of which a game has failed (fitness -inf) come after all others, and last those whose weights are not finite.

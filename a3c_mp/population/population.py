@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from a3c_mp.config import flag_name
 from a3c_mp.data.transitions import episode_stats_spec
 from a3c_mp.errors import ConfigError, TrainingError
-from a3c_mp.population.evolution import Genome, Member, first_members, largest_genome, possible_parents, rank
+from a3c_mp.population.evolution import Genome, Member, first_members, fittest_first, largest_genome, possible_parents
 from a3c_mp.population.growth import MemberState, Record, Spaces, breed, make_net
 from a3c_mp.population.settings import Args
 from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
@@ -145,7 +145,7 @@ class Population:
         members = self.evaluated
         if not possible_parents(members):
             raise TrainingError("no member has a finite fitness: all have diverged; lower the learning rates")
-        return members.index(rank(members, self.rng)[0])
+        return members.index(fittest_first(members, self.rng)[0])
 
     def take_elite(self) -> None:
         """Take the net of the fittest member, whose generation ends, as the elite's. Raises as `fittest` does."""

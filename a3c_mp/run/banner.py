@@ -52,8 +52,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         goal += f" (the mean return of games with exploration{offer})"
     lines.append(goal if len(ends) > 1 else f"{goal}; Ctrl-C ends it sooner and keeps what was learned")
     explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
-    cores = note_on_cores(args) if args.cuda else ""
-    lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}{cores}")
+    envs = f"with {args.num_envs} environments each{explorers}{note_on_cores(args)}"
+    lines.append(f"{args.actor_name}s: {args.num_actors}, {envs}")
     if note := note_on_speed(args):
         lines.append(note)
     if args.eval_every:

@@ -52,7 +52,7 @@ class Setup:
     return_stats: Any = None  # a `ReturnStats`, also in `saved`
 
     def begin(self, learner: Learner) -> None:
-        """Called once `saved` is restored, before `kept`, weights and states of actors are, and before actors start."""
+        """Called before actors start; `saved` is restored by then, but not `kept`, weights and states of actors."""
 
     def rounds(self, learner: Learner) -> Any:
         """Iterate over what the chapter learns from."""

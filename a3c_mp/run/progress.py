@@ -61,9 +61,9 @@ class RunState:
         """Record an update of the weights, its metrics, and the samples it used, for charts/samples_per_second."""
         self.progress.record_update(samples)
 
-    def on_restart(self, message: WorkerEvent) -> None:
+    def on_restart(self, event: WorkerEvent) -> None:
         """Record the restart of an actor that died or hung, lost games, joins and leaves."""
-        self.progress.on_restart(message)
+        self.progress.on_restart(event)
 
     def keep(self, **parts: Stateful) -> None:
         """Add what an exact resume needs to the checkpoints of a deterministic run; on resume, restore it."""
@@ -130,16 +130,16 @@ class Progress:
         self.updates += updates
         self.samples += samples
 
-    def on_restart(self, message: WorkerEvent) -> list[CountedEpisode]:
+    def on_restart(self, event: WorkerEvent) -> list[CountedEpisode]:
         """Count a restart, and drop the actor's unfinished games unless rebuilt; returns as `record_rollout`."""
-        self.worker_restarts += message.replaced
-        is_rebuilt = self.args.deterministic and message.replaced
-        if message.actor < 0 or is_rebuilt:  # below 0, it concerns no actor's games
+        self.worker_restarts += event.replaced
+        is_rebuilt = self.args.deterministic and event.replaced
+        if event.actor < 0 or is_rebuilt:  # below 0, it concerns no actor's games
             return []
-        if message.left:
-            self.window.leave(message.actor)
+        if event.left:
+            self.window.leave(event.actor)
             return []
-        return self.window.lose(message.actor)
+        return self.window.lose(event.actor)
 
     def stop_reason(self) -> str | None:
         """Why the run should stop: "solved", "max_seconds" or "total_steps"; None if it should not."""

@@ -137,15 +137,15 @@ class Run(RunState):
         self.progress.record_update(samples)
         self.metrics.record_update(metrics)
 
-    def on_restart(self, message: WorkerEvent) -> None:
+    def on_restart(self, event: WorkerEvent) -> None:
         """Count and log the restart of an actor that died or hung, lost games, joins and leaves."""
-        what, *details = message.text.splitlines()
-        if self.args.deterministic and message.actor >= 0:  # -1: no actor's games are concerned
-            rebuilt = "rebuilt to where it was" if message.replaced else "determinism is lost for the rest of this run"
+        what, *details = event.text.splitlines()
+        if self.args.deterministic and event.actor >= 0:  # -1: no actor's games are concerned
+            rebuilt = "rebuilt to where it was" if event.replaced else "determinism is lost for the rest of this run"
             what += f"; {rebuilt}"
-        self.log.log(logging.INFO if message.joined or message.left else logging.WARNING, "\n".join([what, *details]))
+        self.log.log(logging.INFO if event.joined or event.left else logging.WARNING, "\n".join([what, *details]))
         self.metrics.flush()  # raises if the loss is not finite: such weights kill actors
-        self.metrics.record_games(self.progress.on_restart(message))
+        self.metrics.record_games(self.progress.on_restart(event))
         self.progress.record_solved()
 
     def end_round(self) -> None:

@@ -53,7 +53,7 @@ if how == "--how=wait":
 if how == "--how=kill":
     (folder / "summary.json").write_text('{"exit_reason": "solved"}')  # of an earlier start
     os.kill(os.getpid(), signal.SIGKILL)
-end(*("error: none", 1) if how == "--how=fail" else ("solved", 0))
+end(*("error: none", 1) if how == "--how=fail" else ("solved", int(how == "--how=full")))
 """
 """a chapter that learns nothing"""
 
@@ -116,7 +116,24 @@ def test_a_mask_may_be_in_parts_as_an_environment_gives_it():
     vars(one).update(obs_space=Box(-1.0, 1.0, (3,)), action_space=MultiDiscrete([2, 3]), _num=0)
     vars(one)["_act"] = lambda obs, starts, mask: seen.append(mask) or np.zeros((1, 2))
     one(np.zeros(3), mask=(np.array([1, 0]), np.array([0, 1, 1])))
-    assert seen[0].tolist() == [[True, False, False, True, True]]
+    one(np.zeros((2, 3)), mask=[[1, 0, 0, 1, 1], [0, 1, 1, 0, 0]])
+    assert [masks.astype(int).tolist() for masks in seen] == [[[1, 0, 0, 1, 1]], [[1, 0, 0, 1, 1], [0, 1, 1, 0, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "mask", "message"),
+    [
+        (Box(-1.0, 1.0, (3,)), np.zeros((5, 3)), [1, 0, 1, 1, 1], "an action_mask of 1 values"),
+        (Box(-1.0, 1.0, (3,)), np.zeros((2, 3)), [[1, 0, 1, 1, 1]], "1 masks for 2 observations"),
+        (Box(-1.0, 1.0, (3,)), np.zeros((1, 3)), [[1, 0, 0, 0, 0]], "an action_mask that allows no action"),
+        (Box(0, 255, (3, 36, 36), np.uint8), np.full((3, 36, 36), 0.7), None, "must be uint8 as `make_env` gives them"),
+    ],
+)
+def test_observations_and_masks_that_do_not_fit_are_refused(space, obs, mask, message):
+    one = policy.TrainedPolicy.__new__(policy.TrainedPolicy)
+    vars(one).update(obs_space=space, action_space=MultiDiscrete([2, 3]), _num=0)
+    with pytest.raises(ValueError, match=message):
+        one(obs, mask=mask)
 
 
 @pytest.mark.parametrize("hook", ["update", "evaluation"])
@@ -140,10 +157,12 @@ def test_an_error_of_a_callback_ends_the_run_and_is_raised(chapter, tmp_path, er
     [
         ("kill", r"it was killed by SIGKILL; see .*/r/run.log"),
         ("fail", r"error: none; see .*/r/run.log"),
+        ("full", r"solved, but its last state was not saved; see .*/r/run.log"),
         ("leave", r"it ended with code 3 before it began, see its output"),
     ],
 )
 def test_a_run_that_fails_is_an_error(chapter, how, message):
+    Path("summary.json").write_text('{"solved": true}')  # of something else, in the current folder
     with pytest.raises(TrainingError, match=message):
         a3c_mp.train(chapter, how=how, callbacks=(recorder := Recorder()))
     assert "end" not in [call[0] for call in recorder.calls]

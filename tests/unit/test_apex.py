@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
+from torch import nn
 
 import train_apex
 from a3c_mp.algorithms import apex, ddpg, dqn
@@ -262,6 +263,34 @@ def test_a_bad_reward_in_many_returns_is_no_reason_to_give_up(n_step, block_leng
     """n steps lie in up to ceil(n / block) + 1 blocks, one after the other."""
     args = replace(ARGS, env_id="CartPole-v1", n_step=n_step, block_length=block_length)
     assert apex.ApexSetup(args, dqn).bad_in_a_row == patience > math.ceil(n_step / block_length) + 2
+
+
+def one_output(obs_space, action_space):
+    return nn.Linear(3, 1)
+
+
+SPEC_OF_Q = {
+    "two layers": ("dqn", NetSpec(hidden=(8, 5)), [(8, 3), (5, 8), (1, 5), (5, 8), (4, 5)]),
+    "one layer": ("dqn", NetSpec(hidden=(8,)), [(8, 3), (1, 8), (4, 8)]),
+    "ddpg": ("ddpg", NetSpec(hidden=(8, 5)), [(8, 3), (5, 8), (2, 5), (8, 5), (5, 8), (1, 5)]),
+    "no units": ("ddpg", NetSpec(hidden=(8, 0)), "hidden=8 0: each layer needs 1 or more units"),
+    "a net for images": ("dqn", NetSpec("deep"), r"net=deep: observations are of shape \(3,\), it needs images"),
+    "a net of dqn's": ("ddpg", NetSpec("a3c"), "net=a3c: --algo ddpg has a net of its own"),
+    "a size of an own net": ("dqn", NetSpec(f"{__name__}:one_output", hidden=(8,)), "hidden=8: a net of your own"),
+    "too few values": ("dqn", NetSpec(f"{__name__}:one_output"), r"returned shapes \(3, 1\), must be \(3, 4\)"),
+    "no quantiles": ("dqn", NetSpec(f"{__name__}:one_output", num_quantiles=5), r"must be \(3, 4, 5\)"),
+}
+
+
+@pytest.mark.parametrize(("name", "spec", "expected"), SPEC_OF_Q.values(), ids=SPEC_OF_Q)
+def test_a_q_net_has_the_layers_that_flags_give_it_or_is_refused(name, spec, expected):
+    spaces = VECTOR, TORQUE if name == "ddpg" else Discrete(4)
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            train_apex.ALGORITHMS[name].make_net(*spaces, spec)
+        return
+    net = train_apex.ALGORITHMS[name].make_net(*spaces, spec)
+    assert [tuple(each.shape) for each in net.parameters() if each.dim() == 2][: len(expected)] == expected
 
 
 def test_the_memory_that_is_refused_is_the_memory_that_is_needed(monkeypatch):

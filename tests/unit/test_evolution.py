@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import train_population
 from a3c_mp.population.dqn import IMAGES, Args
-from a3c_mp.population.evolution import Genome, Member, first_members, largest_genome, mutate_genome, rank
+from a3c_mp.population.evolution import Genome, Member, first_members, fittest_first, largest_genome, mutate_genome
 from a3c_mp.population.genes import Gene
 from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS
 
@@ -91,14 +91,16 @@ def test_a_gene_moves_also_where_its_step_is_reflected_to_where_it_began(rng):
 
 @given(st.lists(fitness_values, min_size=1, max_size=12), st.integers(0, 99))
 def test_ranks_descend_and_values_that_are_not_finite_come_last(fitness, seed):
-    ranked = rank(members(fitness), np.random.default_rng(seed))
+    ranked = fittest_first(members(fitness), np.random.default_rng(seed))
     assert sorted(member.id for member in ranked) == list(range(len(fitness)))
     finite = [value for value in fitness if math.isfinite(value)]
     assert [member.fitness for member in ranked[: len(finite)]] == sorted(finite, reverse=True)
 
 
 def test_ties_are_drawn(rng):
-    orders = np.array([[member.id for member in rank(members([1.0, 5, NAN, 5, INF, 5]), rng)] for _ in range(3000)])
+    orders = np.array(
+        [[member.id for member in fittest_first(members([1.0, 5, NAN, 5, INF, 5]), rng)] for _ in range(3000)]
+    )
     for places, tied in [([0, 1, 2], [1, 3, 5]), ([4, 5], [2, 4])]:
         for place in places:
             counts = Counter(orders[:, place].tolist())

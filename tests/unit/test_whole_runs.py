@@ -220,13 +220,14 @@ def test_the_net_of_a_run_is_the_one_that_is_played(trained_and_played, chapter,
     assert weights["torso.0.0.weight"].shape == (16, 1, 8, 8)
 
 
-@ACTOR_CRITICS
+@pytest.mark.parametrize("chapter", [A3C_DATA, A3C_GRAD, IMPALA, TASK, RAY_IMPALA, APEX_DQN], ids=row_id)
 def test_a_net_of_the_users_own_is_trained_resumed_and_played(run_inline, trained_and_played, chapter, monkeypatch):
     example = (ROOT / "docs/nets.md").read_text().split("```python\n")[1].split("```")[0]
     Path("my_nets.py").write_text(example)  # in the current folder
     monkeypatch.delitem(sys.modules, "my_nets", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    assert trained_and_played(chapter, "--net", "my_nets:small")["body.policy.weight"].shape == (2, 32)
+    name, weight = ("small_q", "3") if chapter is APEX_DQN else ("small", "policy")
+    assert trained_and_played(chapter, "--net", f"my_nets:{name}")[f"body.{weight}.weight"].shape == (2, 32)
     assert run_inline.resume(chapter).code == 0
 
 
