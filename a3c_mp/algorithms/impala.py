@@ -117,8 +117,11 @@ class UnrollReplay:
 
     def state_dict(self) -> dict[str, Any]:
         held = min(self.added, self.capacity)
-        # Without the empty room. Slices would be saved with the whole memory that they are slices of.
-        kept = self.unrolls if held == self.capacity else self.unrolls.map(lambda field: field[:, :held].clone())
+        # Without the empty room. Slices would be saved with the whole memory that they are slices of; a GPU has none
+        # for their copies.
+        kept = self.unrolls
+        if held < self.capacity:
+            kept = kept.map(lambda field: torch.stack([step[:held].cpu() for step in field]))
         return {"added": self.added, "capacity": self.capacity, "unrolls": kept.fields()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -124,7 +124,7 @@ class Args(RewardArgs, CommonArgs):
     deterministic: bool = True
     """always on in this chapter: runs with the same seed are bit-identical"""
     # Flags of other chapters that this one does not have: class variables are no fields.
-    act_on: ClassVar = "auto"  # type: ignore[misc]  # a member acts where it learns
+    act_on: ClassVar = "cuda"  # type: ignore[misc]  # a member acts where it learns
     cuda_graph: ClassVar = True  # type: ignore[misc]
     learner_threads: ClassVar = 1  # type: ignore[misc]  # each member is a process
     num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]

@@ -15,6 +15,8 @@ from a3c_mp.processes import slots
 from a3c_mp.run import acting, gpu
 from a3c_mp.run import preflight as limits
 from a3c_mp.run.preflight import check_limits, check_processes
+from train_a3c_data import Args as DataArgs
+from train_a3c_grad import Args as GradArgs
 
 GIB = 2**30
 NEEDED = limits.FILES + 20 * limits.FILES_PER_ACTOR
@@ -87,6 +89,25 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(soft, hard, monke
         return
     check_processes(20)
     assert limit == [(hard, hard)]
+
+
+@pytest.mark.parametrize(
+    ("args_class", "flags", "gib"),
+    [
+        (GradArgs, {}, 38.9),
+        (GradArgs, {"cuda": True}, 26.2),  # its actors learn on the CPU
+        (GradArgs, {"cuda": True, "act_on": "cuda"}, 0.6),
+        (DataArgs, {}, 13.4),
+        (DataArgs, {"cuda": True}, 0.7),
+    ],
+)
+def test_memory_is_counted_where_actors_and_learner_compute(args_class, flags, gib, monkeypatch):
+    space = Box(-np.inf, np.inf, (100_800,))
+    monkeypatch.setitem(limits.FOUND, "Wide-v0", (space, Discrete(2), ""))
+    monkeypatch.setattr(limits, "free_memory", lambda: 0)
+    args = args_class(env_id="Wide-v0", num_envs=32, unroll_length=128, **flags)
+    with pytest.raises(ConfigError, match=rf"take about {gib} GiB"):
+        limits.check_memory(args, make_actor_critic(space, Discrete(2)))
 
 
 @pytest.mark.parametrize("num_learners", [1, 2])
