@@ -72,8 +72,8 @@ def gradients(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any
 
 
 def gradient_step(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any) -> dict[str, Any] | None:
-    """Take a gradient step on one batch; return metrics, valid until the next step; None if it had NaN or inf."""
-    return learner.take_step(gradients, args, loss, *batch)  # and the optimizer's; on a GPU all is one CUDA graph
+    """Take a gradient step on one batch; return metrics, valid until the next step, or None if it had NaN or inf."""
+    return learner.take_step(gradients, args, loss, *batch)  # with the optimizer's step; on a GPU, as one CUDA graph
 
 
 def epochs(args: PPOArgs, samples: Samples, rng: torch.Generator) -> Iterator[Samples]:

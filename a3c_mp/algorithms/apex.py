@@ -96,12 +96,11 @@ class ApexSetup(Setup):
         obs_space, action_space = probe_env(args.env_id, algo.ACTIONS)
         check_sizes(args)
         device = set_up_torch(args, rank)
-        with torch.device("meta"):
-            sketch = algo.make_net(obs_space, action_space, args.net_spec)
         stored_actions, policy_state = algo.stored(args, action_space)
         shards = self.make_replay(args, obs_space, stored_actions, rank)
-        if rank == 0:
-            check_memory(args, sketch)
+        if rank == 0 and ":" not in args.net:  # a net of the user's own may not be made without memory
+            with torch.device("meta"):
+                check_memory(args, algo.make_net(obs_space, action_space, args.net_spec))
         net = algo.make_net(obs_space, action_space, args.net_spec).to(device)
         if not args.normalize_obs:
             net.norm.turn_off()

@@ -117,8 +117,8 @@ class UnrollReplay:
 
     def state_dict(self) -> dict[str, Any]:
         held = min(self.added, self.capacity)
-        # Without the empty room. Slices would be saved with the whole memory that they are slices of; a GPU has none
-        # for their copies.
+        # Without the empty room: a slice would be saved with the whole memory that it is a slice of. Copies may not fit
+        # on a GPU.
         kept = self.unrolls
         if held < self.capacity:
             kept = kept.map(lambda field: torch.stack([step[:held].cpu() for step in field]))

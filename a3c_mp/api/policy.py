@@ -166,7 +166,7 @@ class TrainedPolicy:
             mask: `info["action_mask"]` as it is, or for N environments [N, choices], where the environment gives it.
 
         Raises:
-            ValueError: observations or a mask do not fit; floating-point images are not those of `make_env`, but raw.
+            ValueError: observations or a mask do not fit; also floating-point ones where `make_env` gives uint8.
         """
         if self.obs_space.dtype == np.uint8 and np.asarray(obs).dtype.kind == "f":
             raise ValueError("observations must be uint8 as `make_env` gives them, not floating-point")
@@ -181,7 +181,9 @@ class TrainedPolicy:
         given = [] if mask is None else [mask] if is_single else list(mask)
         if len(given) not in (0, len(obs)):
             raise ValueError(f"{len(given)} masks for {len(obs)} observations")
-        allowed: list[Any] = [wrappers.mask_in({"action_mask": each}, self.action_space) for each in given]
+        # One of several games may have ended, without an action that is allowed.
+        ended = not is_single
+        allowed: list[Any] = [wrappers.mask_in({"action_mask": m}, self.action_space, ended=ended) for m in given]
         masks = np.stack(allowed) if allowed else None
         actions = self._act(obs, np.full(len(obs), begins), masks)
         self._num = len(obs)  # now that nothing was refused

@@ -90,9 +90,7 @@ def train(
     words = [word for name, value in (given | settings).items() for word in as_flag(name, value)]
     told: dict[str, Any] = {}
     is_stopped = False
-    # -P: the chapters' folder stays where it is in `sys.path` here, so modules of the same names are found as here.
-    own = ["-P"] if script.parent == CHAPTERS else []
-    with following([sys.executable, *own, str(script), *words]) as (process, lines):
+    with following([sys.executable, str(script), *words]) as (process, lines):
         for line in lines:
             told |= line
             if "metrics" in line and not is_stopped and not call_hooks(hooks, line["steps"], line["metrics"]):
@@ -201,7 +199,7 @@ def result_of(code: int, told: Mapping[str, Any], env_id: str) -> Result:
     if not summary or code == 1 or code < 0:
         end = summary.get("exit_reason") or f"it ended with code {code}"
         end = f"it was killed by {signal.Signals(-code).name}" if code < 0 else end  # its summary may be an older one
-        if code == 1 and not end.startswith("error"):
+        if code == 1 and summary and not end.startswith("error"):
             end = f"{end}, but its last state was not saved"
         raise TrainingError(f"{end}; see {folder / 'run.log'}" if told else f"{end} before it began, see its output")
     return Result(

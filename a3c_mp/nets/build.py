@@ -154,7 +154,7 @@ def _check_own_net(net: nn.Module, norm: ObsNorm, body: nn.Module, shapes: tuple
     obs = torch.zeros(3, *norm.shift.shape[1:], dtype=torch.uint8 if norm.image else torch.float32)
     with torch.no_grad():  # no decorator: it would be the place of the errors below
         outputs = body(norm.convert(obs))
-    given = tuple(tuple(output.shape) for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
+    given = tuple(tuple(output.shape) for output in (outputs if len(shapes) > 1 else [outputs]))
     if given != shapes:
         found, wanted = (" and ".join(map(str, each)) for each in (given, shapes))
         raise ValueError(f"for 3 observations it returned shapes {found}, must be {wanted}")

@@ -18,7 +18,7 @@ from a3c_mp.errors import A3CError, ConfigError
 from a3c_mp.errors.describe import describe
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
-from a3c_mp.nets.build import SHARED_UNITS
+from a3c_mp.nets.build import HIDDEN, SHARED_UNITS
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.run.evaluation import evaluation_seed
 from a3c_mp.run.gpu import note_on_cores
@@ -84,7 +84,7 @@ def net_name(settings: Mapping[str, Any], net: Any) -> str:
     """What a net is called: `MLP 64 64`, `nature net`, or the class of one without such settings."""
     if not {"net", "hidden"} <= settings.keys() or hasattr(net, "body") or not isinstance(net, ActorCritic):
         return type(getattr(net, "body", net)).__name__
-    hidden = (SHARED_UNITS,) if net.lstm_size else settings["hidden"]
+    hidden = (SHARED_UNITS,) if net.lstm_size else settings["hidden"] or HIDDEN
     name = f"{settings['net']} net" if net.norm.has_images else f"MLP {' '.join(map(str, hidden))}"
     return f"{name}, LSTM" if net.lstm_size else name
 

@@ -112,7 +112,7 @@ def note_on_cores(args: CommonArgs) -> str:
     """Which --num-actors would use the cores of this machine, if most of them have nothing to do."""
     learners, cores = args.local_learners, len(os.sched_getaffinity(0))
     at_most = (cores - learners) // learners * learners
-    if not args.local_actors or at_most < 2 * args.local_actors:
+    if not args.local_actors or vars(args).get("standalone") or at_most < 2 * args.local_actors:
         return ""
     more = f"--{args.actors_flag} {at_most} would use them"  # on CPUs the learner takes in less, and actors may wait
     return f"; of {cores} cores most are idle, {more if args.cuda else f'a higher --{args.actors_flag} may use them'}"

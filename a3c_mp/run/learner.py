@@ -34,7 +34,7 @@ from a3c_mp.run.progress import RunState
 class Setup:
     """What an algorithm makes before its run begins, in the process of each learner."""
 
-    net: Any  # an `ActorCritic`, `DuelingQ` or `DDPGNet`
+    net: Any  # an `ActorCritic`, `QNet` or `DDPGNet`
     optimizer: torch.optim.Optimizer
     slots: Slots  # shared memory for what actors send
     layout: ActorLayout  # of the states that deterministic actors send

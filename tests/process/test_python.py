@@ -33,7 +33,7 @@ from a3c_mp.run.followed import tell
 
 folder, how = Path("r").absolute(), sys.argv[1]
 if how == "--how=leave":
-    sys.exit(3)
+    sys.exit(1)
 folder.mkdir()
 
 def end(reason, code):
@@ -125,7 +125,7 @@ def test_a_mask_may_be_in_parts_as_an_environment_gives_it():
     [
         (Box(-1.0, 1.0, (3,)), np.zeros((5, 3)), [1, 0, 1, 1, 1], "an action_mask of 1 values"),
         (Box(-1.0, 1.0, (3,)), np.zeros((2, 3)), [[1, 0, 1, 1, 1]], "1 masks for 2 observations"),
-        (Box(-1.0, 1.0, (3,)), np.zeros((1, 3)), [[1, 0, 0, 0, 0]], "an action_mask that allows no action"),
+        (Box(-1.0, 1.0, (3,)), np.zeros(3), [1, 0, 0, 0, 0], "an action_mask that allows no action"),
         (Box(0, 255, (3, 36, 36), np.uint8), np.full((3, 36, 36), 0.7), None, "must be uint8 as `make_env` gives them"),
     ],
 )
@@ -158,7 +158,7 @@ def test_an_error_of_a_callback_ends_the_run_and_is_raised(chapter, tmp_path, er
         ("kill", r"it was killed by SIGKILL; see .*/r/run.log"),
         ("fail", r"error: none; see .*/r/run.log"),
         ("full", r"solved, but its last state was not saved; see .*/r/run.log"),
-        ("leave", r"it ended with code 3 before it began, see its output"),
+        ("leave", r"it ended with code 1 before it began, see its output"),
     ],
 )
 def test_a_run_that_fails_is_an_error(chapter, how, message):

@@ -1,5 +1,6 @@
 """Free memory as the kernel reports it, and the limit of open files, which may be raised up to a point."""
 
+import math
 import os
 import pickle
 from types import SimpleNamespace
@@ -92,22 +93,28 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(soft, hard, monke
 
 
 @pytest.mark.parametrize(
-    ("args_class", "flags", "gib"),
+    ("args_class", "flags", "nets", "learners"),
     [
-        (GradArgs, {}, 38.9),
-        (GradArgs, {"cuda": True}, 26.2),  # its actors learn on the CPU
-        (GradArgs, {"cuda": True, "act_on": "cuda"}, 0.6),
-        (DataArgs, {}, 13.4),
-        (DataArgs, {"cuda": True}, 0.7),
+        (GradArgs, {}, 2, 3),
+        (GradArgs, {"cuda": True}, 2, 2),  # its actors learn on the CPU
+        (GradArgs, {"cuda": True, "act_on": "cuda"}, 0, 0),
+        (DataArgs, {}, 2, 1),
+        (DataArgs, {"cuda": True}, 2, 0),
     ],
 )
-def test_memory_is_counted_where_actors_and_learner_compute(args_class, flags, gib, monkeypatch):
-    space = Box(-np.inf, np.inf, (100_800,))
+def test_memory_is_counted_where_actors_and_learners_compute(args_class, flags, nets, learners, monkeypatch):
+    """Of two actors and a learner; `nets` and `learners` are those whose nets, or gradients too, are on the CPU."""
+    space = Box(-np.inf, np.inf, (width := 50_000,))
     monkeypatch.setitem(limits.FOUND, "Wide-v0", (space, Discrete(2), ""))
     monkeypatch.setattr(limits, "free_memory", lambda: 0)
-    args = args_class(env_id="Wide-v0", num_envs=32, unroll_length=128, **flags)
-    with pytest.raises(ConfigError, match=rf"take about {gib} GiB"):
-        limits.check_memory(args, make_actor_critic(space, Discrete(2)))
+    net = make_actor_critic(space, Discrete(2))
+    params = sum(tensor.numel() for tensor in net.state_dict().values())
+    rollout, stats = limits.OBS_COPIES * 32 * 129 * width, limits.STATS * width
+    learning = limits.NET_COPIES * params + rollout + stats
+    numbers = nets * params + 2 * limits.ENV_COPIES * 32 * width + learners * learning
+    numbers += stats * bool(flags)  # those of a learner on a GPU
+    with pytest.raises(ConfigError, match=f"take about {math.ceil(40 * numbers / GIB) / 10:.1f} GiB"):
+        limits.check_memory(args_class(env_id="Wide-v0", num_envs=32, unroll_length=128, **flags), net)
 
 
 @pytest.mark.parametrize("num_learners", [1, 2])
