@@ -67,7 +67,8 @@ class RolloutSetup(Setup):
             else:  # pinned for a learner's net on a GPU, and for those of actors
                 slots = Slots(spec, num_slots, pin_for=pin_for, everywhere=acts_on_gpu)
         except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
-            why, fix = one_line(error), "lower --num-actors, --num-envs or --unroll-length"
+            why = str(error) if isinstance(error, MemoryError) else one_line(error)
+            fix = "lower --num-actors, --num-envs or --unroll-length"
             raise ConfigError("num-envs", args.num_envs, why, fix) from error
         super().__init__(net, make_optimizer(args, net), slots, layout, acting)
         self.return_stats = ReturnStats(args.gamma, args.max_actors, args.num_envs, args.reward_clip)
