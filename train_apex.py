@@ -64,7 +64,7 @@ def learn(args: Any, learner: Learner, batch: Batch) -> None:
             move_target(target_net, learner.net, args.target_rate)
         errors = metrics["values/td_error"].cpu()
         if errors.isfinite().all():  # else a GPU has skipped the step
-            replay.update(batch.ids, errors)
+            replay.update(batch.ids, errors.clamp(max=args.largest_error))
 
 
 def train(args: Any, learner: Learner) -> None:

@@ -68,8 +68,7 @@ class RolloutSetup(Setup):
                 slots = Slots(spec, num_slots, pin_for=pin_for, everywhere=acts_on_gpu)
         except (MemoryError, torch.OutOfMemoryError) as error:  # of the machine, or of its GPU
             why = str(error) if isinstance(error, MemoryError) else one_line(error)
-            fix = "lower --num-actors, --num-envs or --unroll-length"
-            raise ConfigError("num-envs", args.num_envs, why, fix) from error
+            raise ConfigError("num-envs", args.num_envs, why, "lower it, --num-actors or --unroll-length") from error
         super().__init__(net, make_optimizer(args, net), slots, layout, acting)
         self.return_stats = ReturnStats(args.gamma, args.max_actors, args.num_envs, args.reward_clip)
         self.saved = {"obs_stats": net.norm.stats, "return_stats": self.return_stats}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Positive, RewardArgs
+from a3c_mp.maths.return_stats import LARGEST_REWARD
 from a3c_mp.nets.build import NetSpec
 
 CONTINUOUS: dict[str, Any] = {
@@ -39,6 +41,12 @@ class ReplayArgs(RewardArgs, CommonArgs):
     """target network update interval (updates)"""
     target_rate: Fraction = 1.0
     """Polyak tau of a target network update; 1 copies the online network"""
+
+    @property
+    def largest_error(self) -> float:
+        """TD errors count as at most this in priorities: an outlier that the scale of rewards does not know yet (see
+        `ReturnStats`) would be drawn again and again."""
+        return LARGEST_REWARD if self.reward_scale is None else math.inf
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class TransitionCollector:
         self.games = games = Games(env, channel)
         self.stats, self.obs, self.blocks = games.stats, games.obs, games.rollouts
         self.writer = Writer(self.memory.more, channel.worker, args.n_step, args.gamma, games.successor_state)
+        self.writer.largest_error = args.largest_error
         self.policy = make_policy(
             args, self.net, env.single_action_space, self.obs, channel.actor, games.successor_state
         )

@@ -3,9 +3,8 @@
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import gymnasium
 import torch
@@ -20,10 +19,8 @@ from a3c_mp.nets.layers import CONVOLUTIONS, RESIDUAL, LSTMCore, image_shape, im
 from a3c_mp.nets.obs_norm import ObsNorm
 
 NETS = *CONVOLUTIONS, *RESIDUAL  # `--net`, besides `module:function`
-HIDDEN = 64, 64  # units of the MLPs for policy and value
-SHARED_UNITS, OWN_UNITS = 256, 512
-"""of the hidden layer that policy and value share; of each one's own hidden layer on images (`--net nature`)"""
-N = TypeVar("N", bound=nn.Module)
+HIDDEN, SHARED_UNITS, OWN_UNITS = (64, 64), 256, 512
+"""of MLPs; of the layer that policy and value share; of each one's own hidden layer on images (`--net nature`)"""
 
 
 class NetSpec(NamedTuple):
@@ -64,8 +61,8 @@ def make_actor_critic(
         why = "it is for vectors, without --lstm or a net of your own; other nets have sizes of their own"
         raise ConfigError("hidden", " ".join(map(str, spec.hidden)), why, "leave it out")
     if ":" in spec.net:
-        wrap, shapes = partial(OwnActorCritic, head), ((3, head.num_outputs), (3,))
-        return make_own_net(spec.net, obs_space, action_space, wrap, shapes)
+        shapes = (3, head.num_outputs), (3,)
+        return make_own_net(spec.net, obs_space, action_space, lambda *parts: OwnActorCritic(head, *parts), shapes)
     norm, core = ObsNorm(shape, image), None
     torso = image_torso(spec.net, shape, image) if image else nn.Flatten()
     features = num_features(torso, shape)
@@ -92,8 +89,7 @@ def check_net(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
     if own and spec.lstm:
         raise ConfigError("lstm", True, f"--net {spec.net} has no place for it", "leave one of them out")
     if min(spec.hidden, default=1) < 1:
-        hidden = " ".join(map(str, spec.hidden))
-        raise ConfigError("hidden", hidden, "each layer needs 1 or more units", "try --hidden 64 64")
+        raise ConfigError("hidden", " ".join(map(str, spec.hidden)), "a layer needs 1 or more units", "see --help")
 
 
 class OwnActorCritic(ActorCritic):
@@ -113,8 +109,8 @@ class OwnActorCritic(ActorCritic):
 
 def make_own_net(
     name: str, obs_space: gymnasium.Space, action_space: gymnasium.Space,
-    wrap: Callable[[ObsNorm, nn.Module], N], shapes: tuple[tuple[int, ...], ...],
-) -> N:  # fmt: skip
+    wrap: Callable[[ObsNorm, nn.Module], Any], shapes: tuple[tuple[int, ...], ...],
+) -> Any:  # fmt: skip
     """Make the net of `--net module:function`; the current folder is searched last.
 
     `wrap` puts normalization before the user's module; for three observations that must return tensors of `shapes`.
@@ -130,9 +126,8 @@ def make_own_net(
         body = make_body(obs_space, action_space)
         if not isinstance(body, nn.Module):
             raise TypeError(f"it returned a {type(body).__name__}, must be a torch.nn.Module")
-        norm = ObsNorm(shape, image_shape(obs_space))
-        net = wrap(norm, body)
-        _check_own_net(net, norm, body, shapes)
+        net = wrap(ObsNorm(shape, image_shape(obs_space)), body)
+        _check_own_net(net, shape, shapes)
     except Exception as error:  # code of the user's own can raise anything
         from a3c_mp.errors.describe import describe, is_missing
 
@@ -142,18 +137,18 @@ def make_own_net(
     return net
 
 
-def _check_own_net(net: nn.Module, norm: ObsNorm, body: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> None:
+def _check_own_net(net: Any, obs_shape: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> None:
     """Raise an error unless the net can be shared with actors and returns outputs of the right shapes."""
-    for name, layer in body.named_modules():
+    for name, layer in net.body.named_modules():
         if (isinstance(layer, _DropoutNd) and layer.training and layer.p > 0) or isinstance(layer, _BatchNorm):
             what = f"{name or 'the net'} is {type(layer).__name__}"
             raise TypeError(f"{what}; its outputs for one observation would differ in actors and learner")
     fixed = [key for key, value in net.state_dict().items() if not value.is_floating_point()]
     if fixed:
         raise TypeError(f"{fixed[0]} is not floating-point; layers that count batches cannot be shared with actors")
-    obs = torch.zeros(3, *norm.shift.shape[1:], dtype=torch.uint8 if norm.image else torch.float32)
+    obs = torch.zeros(3, *obs_shape, dtype=torch.uint8 if net.norm.image else torch.float32)
     with torch.no_grad():  # no decorator: it would be the place of the errors below
-        outputs = body(norm.convert(obs))
+        outputs = net.body(net.norm.convert(obs))
     given = tuple(tuple(output.shape) for output in (outputs if len(shapes) > 1 else [outputs]))
     if given != shapes:
         found, wanted = (" and ".join(map(str, each)) for each in (given, shapes))

@@ -102,6 +102,7 @@ class MemberGeneration:
 
     def take_step(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics:
         """Take a step with the gradients that `gradients(args, self, loss, *batch)` leaves, and return its metrics."""
+        self.channel.beat()  # between two rollouts no environment does
         metrics = gradients(args, self, loss, *batch)
         self.optimizer.step()
         self.counts["updates"] += 1

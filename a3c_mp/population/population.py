@@ -177,9 +177,10 @@ class Population:
             members.append({**member._asdict(), "genome": state.genome.to_json(), "state": parts})
         replay = {}
         if (shards := self.memory.shards) is not None:
-            used = min(int(self.memory.rows.max()), shards.rows)
+            used = int(self.memory.rows.max())
+            used = used if used < shards.rows // 2 else shards.rows  # all frames are a view, some of them a copy
             replay = {name: rows[:, :used].clone() for name, rows in shards.fields().items() if name != "frame"}
-            replay["frame"] = shards.fields()["frame"][:, :used].contiguous()  # no copy, once the lanes are full
+            replay["frame"] = shards.fields()["frame"][:, :used].contiguous()
         rows = self.memory.rows.clone()
         return {
             "generation": self.generation, "sizes": self._sizes, "rows": rows, "replay": replay, "members": members,

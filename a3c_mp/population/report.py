@@ -155,8 +155,8 @@ class Report:
 
     def _write_lineage(self) -> None:
         text = io.StringIO()
-        columns = self.lineage[-1] if self.lineage else ("generation", "place")
-        writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n", extrasaction="ignore")
+        columns = dict.fromkeys(name for row in self.lineage for name in row) or ("generation", "place")
+        writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.lineage)
         try:

@@ -63,6 +63,7 @@ class Writer:
         self.arrays = shards.arrays(shard)  # rows and counters of the shard's lanes, by name
         self.env = np.arange(shards.num_envs)
         self.row = self.arrays["written"].copy()  # [B] where the next row of each lane goes
+        self.largest_error = np.inf  # finite TD errors count as at most this in priorities
         self.reward_scale = 1.0  # of the net that gives values and Q; rewards in the replay are as they come
         self.powers = gamma ** np.arange(n_step)
         self.discounts = np.array([0.0, *(gamma ** np.arange(1, n_step + 1))])  # of a transition over m steps
@@ -131,12 +132,13 @@ class Writer:
         """
         reward, discount = self.returns[place, env], self.discounts[offset]
         bootstrap = 0.0 if values is None else np.where(offset > 0, values[env], 0.0)
-        td_error = self.reward_scale * reward + discount * bootstrap - self.q[place, env]
+        error = np.abs(self.reward_scale * reward + discount * bootstrap - self.q[place, env])
         at = env, (row[env] - age) % self.rows
         self.arrays["reward"][at] = reward
         self.arrays["discount"][at] = discount
         self.arrays["bootstrap_offset"][at] = offset
-        self.arrays["priority"][at] = np.abs(td_error) + MIN_PRIORITY
+        error[np.isfinite(error) & (error > self.largest_error)] = self.largest_error
+        self.arrays["priority"][at] = error + MIN_PRIORITY
 
     def _append(self, env: np.ndarray, obs: np.ndarray, action: np.ndarray | None, mask: np.ndarray | None) -> None:
         """Append one row to the lanes of `env`; without an action it is a final observation: no transition begins."""

@@ -86,13 +86,12 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
         obs = settings.get("batch_size", 1) * (5 + 2 * settings.get("prefetch", 0))
     acting = params + ENV_COPIES * args.num_envs * width
     learning = NET_COPIES * params + (obs + STATS) * width
-    acting_and_learning = acting + args.actors_learn * learning
+    by_actor, by_learner = acting + args.actors_learn * learning, learning
     if args.cuda:
-        learning = STATS * width  # the rest is on the GPU
+        by_learner = STATS * width  # the rest is on the GPU
         if args.act_on == "cuda" or (args.act_on == "auto" and is_bytes):  # so are the actors' nets
-            acting_and_learning = acting - params
-    needed = besides + 4 * (args.local_actors * acting_and_learning + args.local_learners * learning)
-    free = free_memory()
+            by_actor = acting - params
+    needed, free = besides + 4 * (args.local_actors * by_actor + args.local_learners * by_learner), free_memory()
     if needed > free:
         sizes = f"observations {obs_space.shape} and nets of {params:,} parameters take about"
         why = "{} {:.1f} GiB, {:.1f} GiB is free".format(sizes, *_in_gib(needed, free))

@@ -273,7 +273,7 @@ SPEC_OF_Q = {
     "two layers": ("dqn", NetSpec(hidden=(8, 5)), [(8, 3), (5, 8), (1, 5), (5, 8), (4, 5)]),
     "one layer": ("dqn", NetSpec(hidden=(8,)), [(8, 3), (1, 8), (4, 8)]),
     "ddpg": ("ddpg", NetSpec(hidden=(8, 5)), [(8, 3), (5, 8), (2, 5), (8, 5), (5, 8), (1, 5)]),
-    "no units": ("ddpg", NetSpec(hidden=(8, 0)), "hidden=8 0: each layer needs 1 or more units"),
+    "no units": ("ddpg", NetSpec(hidden=(8, 0)), "hidden=8 0: a layer needs 1 or more units"),
     "a net for images": ("dqn", NetSpec("deep"), r"net=deep: observations are of shape \(3,\), it needs images"),
     "a net of dqn's": ("ddpg", NetSpec("a3c"), "net=a3c: --algo ddpg has a net of its own"),
     "a size of an own net": ("dqn", NetSpec(f"{__name__}:one_output", hidden=(8,)), "hidden=8: a net of your own"),

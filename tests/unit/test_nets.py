@@ -385,7 +385,7 @@ BAD_SPECS = {
     "no such function": (NetSpec("math:small"), "net=math:small: AttributeError: "),
     "no function": (NetSpec("math:pi"), "net=math:pi: TypeError: 'float' object is not callable"),
     "an LSTM": (NetSpec("math:sqrt", lstm=True), "lstm=True: --net math:sqrt has no place for it"),
-    "no units": (NetSpec(hidden=(64, 0)), "hidden=64 0: each layer needs 1 or more units"),
+    "no units": (NetSpec(hidden=(64, 0)), "hidden=64 0: a layer needs 1 or more units"),
     "sizes and an LSTM": (NetSpec(lstm=True, hidden=(8,)), "hidden=8: it is for vectors"),
 }
 

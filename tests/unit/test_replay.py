@@ -353,6 +353,17 @@ def test_transitions_without_a_finite_priority_are_left_out_and_counted():
     assert (replay.ingest(0), replay.size, replay.rejected) == (0, size, int(shards.committed.sum()))
 
 
+def test_an_outlier_counts_as_the_largest_error_in_its_first_priority_and_infinity_is_left_out():
+    shards = Shards(1, 4, 20, Box(-1, 1, (3,), np.float32), Discrete(2))
+    writer, replay = Writer(shards, 0, 1, GAMMA), Replay(shards, 1.0, 0)
+    writer.largest_error = 10.0
+    for _ in range(2):
+        obs, reward = np.zeros((4, 3), np.float32), np.array([0.5, -1e9, 30.0, np.inf])
+        writer.step(EnvStep(obs, np.zeros(4, np.int64), reward, *np.zeros((2, 4), bool), *np.zeros((2, 4))))
+    assert (replay.ingest(0), replay.rejected) == (3, 1)
+    assert shards.priority[:3, 0].tolist() == pytest.approx([0.5, 10.0, 10.0], abs=1e-5)
+
+
 def test_the_memory_is_what_was_computed():
     spaces = Box(0, 255, (4, 84, 84), np.uint8), Discrete(6)
     needed = Shards.bytes_needed(2, 3, 100, *spaces, 4)
