@@ -72,7 +72,7 @@ ROWS = [
     *(solved(chapter, PENDULUM, 10, 0.8) for chapter in ("a3c_data", "impala", "population_ppo")),
     solved("a3c_data", LANDER, 3, 3, "--total-steps=1_000_000 --reward-scale=0.1"),
     solved("population_ppo", LANDER, 5, 2),
-    solved("a3c_data", BREAKOUT, 2, 80),
+    solved("a3c_data", BREAKOUT, 2, 60),
     Row("games", "games-sticky", 10, games, "--sticky --like=Pong --seeds=3"),
     Row("games", "games-plain", 10, games, "--seeds=1"),
     Row("peers", "peers-rates", 1.7, peers, f"--seconds=75 --seeds=3 --rows a3c_data {' '.join(OTHERS)}"),

@@ -52,7 +52,8 @@ class Entry(NamedTuple):
 
 
 BREAKOUT = (
-    "--update-epochs 2 --repeat-fraction 0.5 --total-steps 2_500_000 --entropy-coef-end 0.001 --entropy-steps 2_000_000"
+    "--net a3c --update-epochs 2 --repeat-fraction 0.5 --total-steps 2_500_000 "
+    "--entropy-coef-end 0.001 --entropy-steps 2_000_000"
 )
 ZOO = {
     "CartPole-v1": Entry(475),

@@ -78,7 +78,9 @@ def atari_settings(env_id: str) -> dict[str, Any]:
 
     Raises UnsupportedEnv if the id skips a random number of frames, as `Pong-v4` does, or has another such setting.
     """
-    kwargs = find_spec(env_id).kwargs
+    kwargs = (spec := find_spec(env_id)).kwargs
+    if spec.max_episode_steps is not None or spec.additional_wrappers:
+        raise UnsupportedEnv(f"{env_id} has a time limit or wrappers of its own, which Atari games cannot have here")
     if not isinstance(kwargs.get("frameskip", FRAME_SKIP), int):
         name = env_id.split("/")[-1].split("-")[0]
         raise UnsupportedEnv(f"{env_id} skips a random number of frames; use {name}NoFrameskip-v4 or ALE/{name}-v5")

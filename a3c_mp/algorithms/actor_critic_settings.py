@@ -27,13 +27,12 @@ PONG_SETTINGS: dict[str, Any] = {
     "update_epochs": 2, "repeat_fraction": 0.5, "anneal_steps": 800_000, "learning_rate_end": 1e-4,
     "entropy_coef": 0.03, "entropy_coef_end": 0.005, "entropy_steps": 400_000,
 }  # fmt: skip
-"""fewer passes, and schedules for runs that are solved after some 500,000 steps, in which a policy that only loses at
-first stays random for longer"""
+"""fewer passes; schedules for runs of some 500,000 steps, in which a policy that only loses stays random for longer"""
 BREAKOUT_SETTINGS: dict[str, Any] = {
-    "total_steps": 8_000_000, "update_epochs": 2, "repeat_fraction": 0.5,
-    "entropy_coef_end": 0.001, "entropy_steps": 6_000_000,
+    "total_steps": 3_200_000, "net": "resnet", "update_epochs": 2, "repeat_fraction": 0.5,
+    "entropy_coef_end": 0.001, "entropy_steps": 2_400_000,
 }  # fmt: skip
-"""as few passes as Pong's; a policy that explores less in the end: one random action late in a game loses the ball"""
+"""a net that sees the ball, and a policy that explores less in the end: one random action late in a game loses it"""
 
 
 @dataclass(frozen=True)

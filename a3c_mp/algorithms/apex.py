@@ -49,8 +49,8 @@ class RateLimiter:
     """Rate limiter: a fixed ratio of samples to inserts (Cassirer et al. 2021, "Reverb", section 3.3).
 
     Sampling starts with `min_size_to_sample` transitions in the replays of all learners together, or once `capacity`
-    steps have been inserted into each: truncated games of a few steps take two rows for a transition, and fill a replay
-    with fewer transitions.
+    steps have been inserted into each since one was empty: truncated games of a few steps take two rows for a
+    transition, and fill a replay with fewer transitions.
     """
 
     def __init__(self, samples_per_insert: float, min_size_to_sample: int, capacity: int):
@@ -60,7 +60,7 @@ class RateLimiter:
 
     def insert(self, steps: int, sizes: Sequence[int]) -> None:
         """Count inserted steps, once all replays, of these `sizes`, hold enough or are full, and none is empty."""
-        self.inserted += steps
+        self.inserted = self.inserted + steps if min(sizes) > 0 else 0
         self.has_started = sum(sizes) >= self.min_size_to_sample or self.inserted >= self.capacity
         if self.has_started and min(sizes) > 0:
             self.samples_allowed += self.samples_per_insert * steps

@@ -25,7 +25,7 @@ class FleetActor:
 
     name: str
     starts: int = 0  # of processes, also after a node was lost
-    had_result: bool = False  # this process or an earlier one has produced something
+    worked_at: str = ""  # id of the node where this process or an earlier one has produced something; "?": not known
     is_waiting: bool = False  # no node has a place for it
     # of the current process:
     handle: Any = None
@@ -133,7 +133,7 @@ class Fleet:
         seed_key = (self.states.start, self._actor(number), 0 if restored is not None else last.starts)
         made_of = self.target, self.args, self.options.niceness, self._actor(number), seed_key, restored
         handle = self.session.start(self._actor_class, made_of, self.needs, free, refused=self._refused)
-        actor = FleetActor(last.name, last.starts + 1, last.had_result, last.is_waiting, handle)
+        actor = FleetActor(last.name, last.starts + 1, last.worked_at, last.is_waiting, handle)
         self.actors[number] = actor
         actor.request_beats()
         for token in self._ledger.given[number]:
@@ -163,7 +163,7 @@ class Fleet:
             self._fail(number, *self._how_it_died(actor, error))
             return
         if reference is not actor.beat_request:
-            actor.silence, actor.has_result, actor.had_result = 0.0, True, True
+            actor.silence, actor.has_result, actor.worked_at = 0.0, True, actor.node_id or "?"
             slot, rows_ref = actor.calls.pop(reference)
             self._ledger.fill(number, slot, self.store(slot, result, rows_ref))
             return
@@ -186,7 +186,7 @@ class Fleet:
         """Let an actor run elsewhere than on a node that differs; raise ConfigError at the start of a run."""
         actor = self.actors[number]
         where = self.session.state.nodes.get(actor.node_id)
-        if actor.had_result:  # a failure like any other: the node may be able to soon
+        if actor.worked_at and actor.node_id in {actor.worked_at, *self._first_nodes}:  # it may be able to soon
             self._fail(number, f"cannot work on the node at {where}: {why}")
         elif actor.node_id in self._first_nodes and not actor.is_waiting:
             raise ConfigError("address", where, f"this node cannot work in this run: {why}")
@@ -217,7 +217,7 @@ class Fleet:
         actor, budget = self.actors[number], self.options.max_restarts
         message, details = f"{actor} {how}", f"\n{details.rstrip()}" if details else ""
         self.session.kill(actor.handle)
-        if details and not actor.had_result:
+        if details and not actor.worked_at:
             raise WorkerError(f"{actor} failed before its first result:{details}")
         if not is_lost:
             if self.restarts >= budget:

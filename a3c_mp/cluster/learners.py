@@ -92,6 +92,8 @@ class RayProcess:
             is_lost = "node has died" in str(error) or node not in self.session.state.nodes
             how = "was lost with its node" if is_lost else "died"
             self.how = f"at {where} {how}" if node else "died at its start"
+        if self.has_failed:
+            self.kill()  # others wait for it until its connections are closed
         self.exitcode = code
         self._ended.close()
         pipe.close()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from a3c_mp.cluster.session import STUCK_SECONDS, Session
 from a3c_mp.errors import PeerLost, WorkerError
-from a3c_mp.processes.supervisor import WAIT_SECONDS
+from a3c_mp.processes.supervisor import PAUSE_SECONDS, WAIT_SECONDS
 from a3c_mp.replay import Batch, Replay, Shards
 from a3c_mp.replay.shards import spread
 
@@ -230,11 +230,13 @@ class RemoteReplay:
 
         A shard that takes too long, as a stopped one does, is killed, and then replaced.
         """
-        since = time.monotonic()
+        waited, looked = 0.0, time.monotonic()
         while not self.session.is_done(answer, WAIT_SECONDS):
             self.session.check()
-            since = time.monotonic() if self.session.is_waiting(shard._actor_id.hex()) else since
-            if time.monotonic() - since > STUCK_SECONDS:
+            now = time.monotonic()
+            passed, looked = min(now - looked, PAUSE_SECONDS), now  # more: this process was stopped
+            waited = 0.0 if self.session.is_waiting(shard._actor_id.hex()) else waited + passed
+            if waited > STUCK_SECONDS:
                 self.session.kill(shard)
             if self.should_stop():
                 return False

@@ -46,7 +46,7 @@ class Bursts:
         worth their cost then. Environments that explore do not count: what a burst finds, the policy has not learned.
         """
         others = steps_since_reward[self.explorers :]
-        return len(others) * int(others.min(initial=self.after)) >= self.after
+        return len(others) * min(int(others.min()), self.after) >= self.after
 
     def draw(self, seed_of: Callable[[int], int], rollout: int, unroll_length: int) -> None:
         """Draw the bursts of a rollout, given its number and its steps T.

@@ -15,7 +15,7 @@ COMMON = 0.05  # share of a feature's values above which a bin of several values
 LARGEST_EXPONENT = 128
 MANY_FEATURES = 4096
 """features beyond which bins are 256 times as wide as the last one, instead of twice: they take less memory"""
-VALUES_AT_ONCE = 100_000  # values of a batch that enter the statistics: a sample of wide observations
+VALUES_AT_ONCE, ROWS_AT_ONCE = 100_000, 16  # of a batch that enter the statistics: a sample of wide observations
 
 
 class ImageStats:
@@ -88,8 +88,9 @@ class VectorStats:
         Returns (mean [1, *shape], deviation [1, *shape], 1 where all are equal; how many values are `FAR` from it). NaN
         and infinities are left out.
         """
-        if obs.numel() > VALUES_AT_ONCE:  # rows of all environments: no multiple of a step, which could be their number
-            obs = obs[torch.linspace(0, len(obs) - 1, max(len(obs) * VALUES_AT_ONCE // obs.numel(), 1)).long()]
+        rows = max(VALUES_AT_ONCE // self.moments.shape[2], ROWS_AT_ONCE)
+        if rows < len(obs):  # of all environments: no multiple of a step, which could be their number
+            obs = obs[torch.linspace(0, len(obs) - 1, rows).long()]
         values = obs.flatten(1).cpu().double()
         bins = self._bins(values)
         finite = values.isfinite()

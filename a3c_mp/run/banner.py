@@ -40,9 +40,7 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         obs_space, action_space, layout = found
         actions = f"{action_space} {ActionScaling(action_space)}"
         parts = [f"obs {obs_space.shape}", " ".join(actions.split()), *parts]
-    lines = [" · ".join(parts)]
-    if found and layout:
-        lines.append(f"observations: {layout}")
+    lines = [" · ".join(parts), *([f"observations: {layout}"] if found and layout else ())]
     if note := note_on_inputs(net):
         lines.append(note)
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
@@ -52,8 +50,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         goal += f" (the mean return of games with exploration{offer})"
     lines.append(goal if len(ends) > 1 else f"{goal}; Ctrl-C ends it sooner and keeps what was learned")
     explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
-    envs = f"with {args.num_envs} environments each{explorers}{note_on_cores(args)}"
-    lines.append(f"{args.actor_name}s: {args.num_actors}, {envs}")
+    cores = note_on_cores(args)
+    lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}{cores}")
     if note := note_on_speed(args):
         lines.append(note)
     if args.eval_every:

@@ -73,8 +73,7 @@ def check_limits(args: CommonArgs, net: nn.Module | None = None) -> None:
 def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
     """Raise ConfigError if what processes hold of a net and of vector observations does not fit into free memory.
 
-    The net may lie on torch's device meta, without memory of its own: a net can be too large to be made. `besides` are
-    the bytes of the processes themselves.
+    The net may lie on torch's device meta: it can be too large to be made. `besides`: bytes of the processes.
     """
     settings, (obs_space, *_) = vars(args), FOUND[args.env_id]  # not every chapter has all of them
     params = sum(tensor.numel() for tensor in net.state_dict().values())

@@ -662,7 +662,7 @@ def test_a_node_that_could_do_the_work_before_costs_a_restart(fleets):
     fleets.session.state = ClusterState({"node": "10.0.0.2"})
     with fleets([raising(ConfigError("env-id", "Odd-v0", "its port is in use"))], at_start=True) as fleet:
         for actor in fleet.actors:
-            actor.had_result = True
+            actor.worked_at = "node"
         take(fleet)
     assert fleet.restarts == 1
     (said,) = fleets.said

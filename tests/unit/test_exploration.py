@@ -89,6 +89,8 @@ def test_rewards_of_environments_that_explore_do_not_end_it():
     assert not bursts.wanted(np.array([0, 9, 400])), "20 steps ago one of them had a reward"
     assert not bursts.wanted(np.array([500, 0, 0])), "their steps do not count either"
     assert Bursts(num_envs=3, explorers=1, longest=5, after=0, sizes=[3]).wanted(np.zeros(3, int))
+    never = Bursts(num_envs=3, explorers=1, longest=5, after=2**40, sizes=[3])
+    assert not never.wanted(np.zeros(3, np.int32)), "more than an int32 holds"
 
 
 @pytest.mark.parametrize(

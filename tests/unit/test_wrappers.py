@@ -13,8 +13,16 @@ from envs import Env
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode
 
+from a3c_mp.errors import ConfigError
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.wrappers import BrokenContract, atari, make_env, make_vec_env, num_choices
+
+
+def test_a_time_limit_of_an_atari_game_is_refused_as_the_vector_environment_has_none(register):
+    register()  # a registry of this test's own
+    gymnasium.register("Short-v0", entry_point="ale_py.env:AtariEnv", kwargs={"game": "pong"}, max_episode_steps=1000)
+    with pytest.raises(ConfigError, match="env-id=Short-v0: Short-v0 has a time limit or wrappers of its own"):
+        probe_env("Short-v0")
 
 
 @pytest.mark.parametrize(
