@@ -40,9 +40,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         obs_space, action_space, layout = found
         actions = f"{action_space} {ActionScaling(action_space)}"
         parts = [f"obs {obs_space.shape}", " ".join(actions.split()), *parts]
-    lines = [" · ".join(parts), *([f"observations: {layout}"] if found and layout else ())]
-    if note := note_on_inputs(net):
-        lines.append(note)
+    notes = [f"observations: {layout}" if found and layout else "", note_on_inputs(net)]
+    lines = [" · ".join(parts), *filter(None, notes)]
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     goal = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"
     if args.games_explore and "stop_return" in ends:
