@@ -79,14 +79,13 @@ def make_actor_critic(
 
 def check_net(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
     """Raise ConfigError for settings that contradict each other or the observations."""
-    own = ":" in spec.net
-    if not own and spec.net not in NETS:
+    if ":" not in spec.net and spec.net not in NETS:
         fix = {"book": "its name is nature now", "paper": "its name is a3c now"}.get(spec.net, "see --help")
         raise ConfigError("net", spec.net, f"must be {', '.join(NETS)} or module:function", fix)
-    if not image and not own and spec.net != "nature":
+    if not image and ":" not in spec.net and spec.net != "nature":
         why = f"observations are of shape {shape}, it needs images (36 x 36 or more)"
         raise ConfigError("net", spec.net, why, "leave it out")
-    if own and spec.lstm:
+    if ":" in spec.net and spec.lstm:
         raise ConfigError("lstm", True, f"--net {spec.net} has no place for it", "leave one of them out")
     if min(spec.hidden, default=1) < 1:
         raise ConfigError("hidden", " ".join(map(str, spec.hidden)), "a layer needs 1 or more units", "see --help")
