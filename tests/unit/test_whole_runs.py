@@ -226,8 +226,11 @@ def test_a_net_of_the_users_own_is_trained_resumed_and_played(run_inline, traine
     Path("my_nets.py").write_text(example)  # in the current folder
     monkeypatch.delitem(sys.modules, "my_nets", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    name, weight = ("small_q", "3") if chapter is APEX_DQN else ("small", "policy")
-    assert trained_and_played(chapter, "--net", f"my_nets:{name}")[f"body.{weight}.weight"].shape == (2, 32)
+    name, weight, starts = "small", "policy", []
+    if chapter is APEX_DQN:
+        name, weight, starts = "small_q", "3", ["--learning-starts", "16", "--total-steps", "256"]
+    weights = trained_and_played(chapter, "--net", f"my_nets:{name}", *starts)
+    assert weights[f"body.{weight}.weight"].shape == (2, 32)
     assert run_inline.resume(chapter).code == 0
 
 
