@@ -32,9 +32,7 @@ from train_a3c_data import actor, gradient_step
 def loss(args: Args, net: Any, unrolls: Rollout, all_reduce_mean: Callable[..., None]) -> tuple[Tensor, dict[str, Any]]:
     """Compute (loss, metrics): IMPALA's loss on V-trace targets (Espeholt et al. 2018, section 4.2)."""
     logits, values, _ = net.unroll(unrolls.obs, unrolls.lstm_state[0], episode_starts(unrolls))
-    # V where an episode was truncated is the acting net's, older in a replay: it moves by what V(obs[t]) has changed.
-    bootstraps = unrolls.truncation_value + values[:-1].detach() - unrolls.value[:-1]
-    rewards, discounts = rewards_and_discounts(args, unrolls._replace(truncation_value=bootstraps), net.reward_scale)
+    rewards, discounts = rewards_and_discounts(args, unrolls, net.reward_scale)
     logits, values, bootstrap_value = logits[:-1], values[:-1], values[-1]  # [T, B, P], [T, B], [B]
     policy, behaviour = net.distributions(logits, unrolls.behaviour_logits)
     log_probs = policy.log_prob(unrolls.action)

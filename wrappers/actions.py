@@ -77,9 +77,8 @@ def with_plain_actions(env: gymnasium.Env) -> gymnasium.Env:
     is_one = isinstance(space, Discrete)
     if not np.any(getattr(space, "start", 0)) and not (is_one and space.dtype != np.int64):
         return env
-    return PlainActions(
-        env, Discrete(choices[0][0]) if is_one else MultiDiscrete(choices[0].reshape(space.shape or ()))
-    )
+    shape = space.shape or ()
+    return PlainActions(env, Discrete(choices[0][0]) if is_one else MultiDiscrete(choices[0].reshape(shape)))
 
 
 def _is_float(space: Space) -> bool:

@@ -103,9 +103,8 @@ def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> g
             return env  # small images stay bytes
         vector: Any = partial(np.asarray, dtype=np.float32) if is_whole else partial(_flattened, others)
         layout = "" if isinstance(space, Box) else _layout(others) + left_out
-        return Prepared(
-            env, _vector_space(others, flat=not is_whole), layout, None, vector, 1, () if is_whole else others
-        )
+        flat = _vector_space(others, flat=not is_whole)
+        return Prepared(env, flat, layout, None, vector, 1, () if is_whole else others)
     if len({image.shape[1:] for image in images}) > 1:
         sizes = ", ".join(f"{image.part.path} {image.part.space.shape}" for image in images)
         fix = "--frame-size 84 gives them one, --obs-keys chooses among them"
@@ -137,7 +136,7 @@ class Image:
     """Makes an image uint8 [C, H, W] of one part of an observation, which has its height at `axis`.
 
     All axes besides height and width become channels. Numbers that are no bytes are mapped from their bounds to 0 to
-    255, which is as fine as bfloat16. With a `size` it is scaled to size x size.
+    255: differences below 1/255 of that range may be lost. With a `size` it is scaled to size x size.
     """
 
     def __init__(self, part: Part, axis: int, size: int | None):
@@ -165,7 +164,9 @@ class Image:
         return np.ascontiguousarray(image)
 
     def __str__(self) -> str:
-        return f"{self.part.path} {self.part.space.shape} {self.part.space.dtype}".strip()
+        space: Any = self.part.space
+        levels = "" if space.dtype == np.uint8 else f" in 256 levels from {self.low:g} to {space.high.flat[0]:g}"
+        return f"{self.part.path} {space.shape} {space.dtype}{levels}".strip()
 
 
 def _chosen(space: Space, env_id: str, names: Sequence[str]) -> tuple[list[Part], str]:

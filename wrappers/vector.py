@@ -95,6 +95,7 @@ class SameStepEnvs(SyncVectorEnv):
             values = [env.get_wrapper_attr("fields")[name] for env in self.envs]
             if any(value is not None for value in values):
                 infos[name] = values
+        rewards[np.abs(rewards) > np.finfo(np.float32).max] *= np.inf  # learning has them in float32
         self._warn_not_finite("the reward", rewards)
         if "final_obs" in infos:
             final_obs = np.zeros_like(obs)

@@ -126,9 +126,8 @@ class Args(ReplayArgs):
 
 
 ATARI: dict[str, Any] = {
-    "learner_threads": 2,  # a step costs twice as much in the learner as in its actor
-    "learning_starts": 10_000, "replay_ratio": 2.0, "batch_size": 128,
-    "n_step": 5, "epsilon": 0.1, "adam_eps": 1e-5, "target_period": 200,
+    "net": "a3c", "learning_starts": 10_000, "replay_ratio": 1.25, "batch_size": 64,  # on two cores all are busy
+    "n_step": 5, "epsilon": 0.1, "learning_rate": 5e-4, "adam_eps": 1e-5, "target_period": 200,
 }  # fmt: skip
 CARTPOLE: dict[str, Any] = {
     "total_steps": 500_000, "num_envs": 4, "replay_size": 50_000, "learning_starts": 500, "replay_ratio": 8.0,

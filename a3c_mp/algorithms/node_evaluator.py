@@ -25,6 +25,7 @@ EVALUATOR_READY, PLAY, PLAYED = "evaluator.ready", "evaluator.play", "evaluator.
 """events: of an evaluator that has started (host name), to it (number, state_dict), of it (number, returns,
 lengths, sha256)"""
 FROM_EVALUATORS = EVALUATOR_READY, PLAYED
+AWAY_SECONDS = 60.0  # in which an evaluator of another machine may join again, where there is no other one
 
 
 class NodeEvaluator:
@@ -42,6 +43,7 @@ class NodeEvaluator:
         self._number, self._state = 0, dict[str, Tensor]()  # of the snapshot; empty if none waits for its result
         self._result: PlayedGames | None = None
         self._error: WorkerError | None = None  # that the own one is given up for
+        self._left = -math.inf  # when one of the others did
 
     def connect(self, node: FirstNode) -> None:
         """Take the messages of evaluators from now on, at the learner's node."""
@@ -59,7 +61,7 @@ class NodeEvaluator:
 
     def poll(self) -> PlayedGames | None:
         result, self._result = self._result, None
-        if result is None and not self._ready:
+        if result is None and not self._ready and time.monotonic() - self._left > AWAY_SECONDS:
             if self._error is not None:
                 raise self._error
             if not self.others and self.node.supervisor.children[self.own - 1].is_done:
@@ -95,6 +97,7 @@ class NodeEvaluator:
     def _on_left(self, sender: str) -> None:
         if sender in self._ready and sender != self.own_name:
             self.run.log.info(f"evaluator left ({sender})")
+            self._left = time.monotonic()
         self._forget(sender)
         self._send()
 
@@ -121,7 +124,7 @@ class EvaluatorChannel:
     def __init__(self, node: Node, args: CommonArgs, net: ActorCritic):
         self.node, self.args, self.net = node, args, net
         self._snapshot: tuple[int, dict[str, Tensor]] | None = None
-        self._number = 0
+        self._number, self._greeting = 0, node.router.greeting
         node.handle(PLAY, self._on_play, [int, dict])
         node.handle(JOINED, self._report_ready)  # again, after the connection was lost
         self._report_ready()
@@ -147,7 +150,8 @@ class EvaluatorChannel:
     def _report_ready(self, sender: str = "") -> None:
         self._snapshot = None
         self.node.report(REPORT_NAME, "evaluator")
-        self.node.send(EVALUATOR_READY, socket.gethostname())
+        if self.node.router.greeting == self._greeting:  # else it is another task, see `JoinedNode.look`
+            self.node.send(EVALUATOR_READY, socket.gethostname())
 
 
 class InlineEvaluator(Closing):

@@ -87,7 +87,7 @@ def check(args: Any) -> None:
             why = "it is for a running cluster, and this run starts one of its own"
             raise ConfigError(name, value, why, "add --address, or leave it out")
     if args.trainer_gpus and not args.cuda:
-        raise ConfigError("trainer-gpus", args.trainer_gpus, "the trainer's net is on the CPU", "add --cuda")
+        raise ConfigError("trainer-gpus", args.trainer_gpus, "its net is on the CPU", "add --cuda, or set it to 0")
     learners = getattr(args, "num_learners", 1)
     if learners > 1 and args.cuda and args.trainer_gpus <= 0.5:
         why = f"each of {learners} trainers needs a GPU to itself, which Ray has to reserve"

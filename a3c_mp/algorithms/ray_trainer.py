@@ -153,8 +153,13 @@ class Connection:
         args: Any = run.args
         if getattr(args, "num_learners", 1) == 1:
             return nullcontext(LearnerGroup())
-        if (places := int(self.session.state.sums("CPU")[1])) < args.num_learners and not self.session.is_restart:
-            why = f"each needs a place for an actor, the cluster has {places}"
+
+        def places() -> int:
+            return int(self.session.state.sums("CPU")[0])
+
+        # A run that has just ended may hold its places for a moment.
+        if not self.session.is_restart and not self.session.wait_for(lambda: places() >= args.num_learners):
+            why = f"each needs a place for an actor, the cluster has {places()} free"
             raise ConfigError("num-learners", args.num_learners, why, "lower it, or add a node")
         parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup
         needs = {"memory": TRAINER_MEMORY, "GPU": args.trainer_gpus}

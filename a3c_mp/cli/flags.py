@@ -138,7 +138,7 @@ def _as_text(value: Any) -> str:
     if isinstance(value, str) and value == value.strip() and (EXPRESSION.search(value) or parsed(value) == value):
         return value
     text = json.dumps(value, default=_as_json)
-    if isinstance(value, tuple | dict):  # JSON has neither tuples nor keys that are no text
+    if isinstance(value, list | tuple | dict):  # JSON has neither tuples nor keys that are no text
         with suppress(ValueError, SyntaxError):  # it holds numpy's values, or others that are no literals
             is_lost, is_literal = json.loads(text) != value, ast.literal_eval(repr(value)) == value
             return repr(value) if is_lost and is_literal else text

@@ -224,7 +224,7 @@ class Fleet:
                 raise WorkerError(f"{message}; restart budget of {budget} spent{details}")
             self.restarts += 1
             message += f"; restart {self.restarts} of {budget}"
-        self.on_restart(WorkerEvent(self._actor(number), message + details))
+        self.on_restart(WorkerEvent(-1 if actor.is_waiting else self._actor(number), message + details))
         self._ledger.forget(number)
         self._start(number, self.session.state.free)
 

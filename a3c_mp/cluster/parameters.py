@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from a3c_mp.cluster.session import STUCK_SECONDS, Session
+from a3c_mp.cluster.session import ANSWER_SECONDS, STUCK_SECONDS, Session
 from a3c_mp.processes.weights import Weights
 
 PULL_SECONDS, RETRY_SECONDS = 5.0, 0.1  # longest wait of an actor for the server, and its pause where that fails
@@ -84,7 +84,8 @@ class Publisher(Weights):
         A server that takes too long, as a stopped one does, is killed; Ray starts another one.
         """
         silence = time.monotonic() - self._looked
-        if silence >= SEND_SECONDS and self.session.is_done(self._answer):
+        patience = ANSWER_SECONDS if silence > STUCK_SECONDS else 0.0  # the trainer itself may have been away
+        if silence >= SEND_SECONDS and self.session.is_done(self._answer, patience):
             start = self.session.ray.get(self._answer)
             if self._start not in ("", start):
                 self.session.log.warning("the parameter server died; another one is started")

@@ -46,12 +46,9 @@ class EpisodeStats:
 
     def fields(self) -> dict[str, np.ndarray]:
         """All arrays, [N] each, for `restore`."""
-        return {
-            "episode_return": self.returns,
-            "episode_length": self.lengths,
-            "episode_done": self.done,
-            "steps_since_reward": self.steps_since_reward,
-        }
+        names = "episode_return", "episode_length", "episode_done", "steps_since_reward"
+        arrays: list[np.ndarray] = [self.returns, self.lengths, self.done, self.steps_since_reward]
+        return dict(zip(names, arrays, strict=True))
 
     def restore(self, fields: Mapping[str, np.ndarray]) -> None:
         for name, array in self.fields().items():

@@ -34,9 +34,8 @@ class Bursts:
 
     def __init__(self, num_envs: int, explorers: int, longest: int, after: int, sizes: Sequence[int]):
         assert sizes, "actions are continuous"
-        self.num_envs, self.explorers, self.longest, self.sizes = num_envs, explorers, longest, sizes
-        self.after = after
-        self.first_logits = torch.tensor([0, *sizes[:-1]]).cumsum(0)  # of each part, among all logits
+        self.num_envs, self.explorers, self.longest, self.after = num_envs, explorers, longest, after
+        self.sizes, self.first_logits = sizes, torch.tensor([0, *sizes[:-1]]).cumsum(0)  # of each part, among all
         self.repeated = torch.empty(0)  # int64 [T, B, D]: the action of each step, -1 where the policy acts
 
     def wanted(self, steps_since_reward: np.ndarray) -> bool:

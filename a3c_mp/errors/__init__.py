@@ -37,8 +37,11 @@ class ConfigError(A3CError):
 
     def __init__(self, what: str, value: object, why: str, fix: str = ""):
         self.given = what if value == "" else f"{what}={value}"
-        super().__init__(shown(" ".join(f"{self.given}: {why}; {fix}".split()).removesuffix(";")))
         self.what, self.value, self.why, self.fix = what, value, why, fix
+        super().__init__(what, value, why, fix)  # what it is unpickled from
+
+    def __str__(self) -> str:
+        return shown(" ".join(f"{self.given}: {self.why}; {self.fix}".split()).removesuffix(";"))
 
 
 class NothingToDo(A3CError):

@@ -12,6 +12,7 @@ FAR_FROM_EQUALS = 1e15  # the same distance, in units of the feature, where all 
 SMALLEST = 2.0**-34  # values and deviations below it count as 0
 RARE = 1e-4  # share of a feature's values below which a bin does not say on which scale the feature varies
 COMMON = 0.05  # share of a feature's values above which a bin of several values is no failure of a sensor
+ROUNDED = 1e-6  # share of a value by which sines and other results of several roundings to float32 differ
 LARGEST_EXPONENT = 128
 MANY_FEATURES = 4096
 """features beyond which bins are 256 times as wide as the last one, instead of twice: they take less memory"""
@@ -122,12 +123,13 @@ class VectorStats:
         num = count.cumsum(0)
         means = (count * distance).cumsum(0) / num
         deviations = ((count * (deviation.square() + distance.square())).cumsum(0) / num - means.square()).clamp(min=0)
-        deviations = _without_noise(deviations.sqrt(), means + centre)
-        limit = torch.where(deviations > 0, FAR * deviations, FAR_FROM_EQUALS)
-        joins = (distance[1:] - means[:-1]).abs() <= limit[:-1]
+        deviations, means = deviations.sqrt(), means + centre
+        found, varying = _without_noise(deviations, means), _without_noise(deviations, means, ROUNDED)
+        limit = torch.where(found > 0, FAR * found, FAR_FROM_EQUALS)
+        alike = (mean[1:].abs() / means[:-1].abs()).log10().abs() <= 2  # enough, where others may be rounding
+        joins = ((mean[1:] - means[:-1]).abs() <= limit[:-1]) | (alike & (varying[:-1] == 0))
         last = (joins & (count[1:] > 0)).cumprod(0).sum(0, keepdim=True)  # the last bin that belongs to the others
-        found = deviations.gather(0, last)[0]
-        return (means + centre).gather(0, last)[0], torch.where(found > 0, found, 1.0)
+        return means.gather(0, last)[0], torch.where(found > 0, found, 1.0).gather(0, last)[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {"moments": self.moments}
@@ -141,23 +143,27 @@ def _core(count: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
 
     A bin's scale is its deviation or, if all of its values are equal, the distance to the next bin. Where a sensor has
     no reading in most states, the value that stands for it has a scale far above that of the readings. What stands for
-    it is one value: where a common bin has several, others that vary far less are rounding noise.
+    it is one value: where a common bin has several, others that vary far less are rounding noise. So are bins of one
+    value each, far closer to each other than the common ones but the farthest (two values for no reading hide such).
     """
     there = count > 0
     below = mean.where(there, -math.inf).cummax(0).values.roll(1, 0)
     above = mean.where(there, math.inf).flip(0).cummin(0).values.flip(0).roll(-1, 0)
     below[0], above[-1] = -math.inf, math.inf
-    scale = _without_noise(deviation, mean)
-    noise = scale.where(count >= COMMON * count.sum(0), 0.0).amax(0) / FAR  # cos(pi / 2) is 6e-17, or 4e-8 in float32
-    scale = torch.where(scale > 0, scale, torch.minimum(mean - below, above - mean))
+    scale = _without_noise(deviation, mean, ROUNDED)
+    is_common = count >= COMMON * count.sum(0)
+    noise = scale.where(is_common, 0.0).amax(0) / FAR  # cos(pi / 2) is 6e-17, or 4e-8 in float32
+    varies, scale = scale > 0, torch.where(scale > 0, scale, torch.minimum(mean - below, above - mean))
+    second = scale.where(is_common, 0.0).sort(dim=0).values[-2:][0]  # the first may be that of no reading
+    noise = torch.where(varies, noise, torch.maximum(noise, ROUNDED * second))
     scale = scale.where(there & (scale > noise), math.inf)
     smallest = scale.where(count >= RARE * count.sum(0), math.inf).amin(0)
     return count.where(scale <= FAR * smallest, -1.0).argmax(0)
 
 
-def _without_noise(deviation: Tensor, mean: Tensor) -> Tensor:
-    """Deviations, 0 for those that rounding to float32 can cause."""
-    return deviation.where(deviation > SMALLEST + 1e-7 * mean.abs(), 0.0)
+def _without_noise(deviation: Tensor, mean: Tensor, share: float = 1e-7) -> Tensor:
+    """Deviations, 0 for those that rounding to float32 can cause: up to a share of the mean."""
+    return deviation.where(deviation > SMALLEST + share * mean.abs(), 0.0)
 
 
 def _moments(index: Tensor, values: Tensor, num_bins: int, num_features: int) -> Tensor:

@@ -50,10 +50,10 @@ def make_net(spaces: Spaces, genome: Genome) -> Any:
     """Make a net with the architecture of a genome and random weights; torch's random state stays as it was."""
     shape, action_space, image = spaces
     with torch.random.fork_rng(devices=[]):
+        convs = genome.convolutions or "nature"
         if genome.family == "q":
-            convs = genome.convolutions or "nature"
             return DuelingQ(shape, int(action_space.n), image, genome.hidden, genome.activation, convs)
-        torso = image_torso(genome.convolutions, shape, image) if image else nn.Flatten()
+        torso = image_torso(convs, shape, image) if image else nn.Flatten()
         head, sizes = ActionHead(action_space), [num_features(torso, shape), *genome.hidden]
         policy, value = (mlp([*sizes, num], ACTIVATIONS[genome.activation]) for num in (head.num_outputs, 1))
         return LayeredActorCritic(ObsNorm(shape, image), head, torso, None, policy, value)

@@ -22,10 +22,13 @@ from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import write_atomically
 
 CUT, FAILED = "evaluation_games_at_max_steps", "evaluation_games_not_finite"
+LONG = "evaluation_games_beyond_training"
 WARNINGS = {
     "transitions_not_finite": "transitions of member {id} contain NaN or inf; skipped",
     "obs_values_far": f"values observed by member {{id}} beyond {FAR:g} standard deviations; left out of the mean",
     CUT: "evaluation games that reached {most:,} steps, where they are cut (--eval-max-steps)",
+    LONG: "evaluation games of member {id} are longer than a generation has steps for each environment; none ended in "
+    "training, and what comes later in a game is not learned (raise --generation-steps, or lower --num-envs)",
     FAILED: "evaluation games of member {id} with a return of NaN or inf; each is the worst possible one (-inf)",
 }
 """counter -> warning"""
@@ -113,6 +116,7 @@ class Report:
         run.progress.samples += updates * own.batch_size
         run.counters["evaluation_steps"] += int(lengths.sum())
         counts[CUT] = int((lengths >= self.args.eval_max_steps).sum())
+        counts[LONG] = 0 if result["done"].any() else int((lengths > self.args.rounds).sum())
         counts[FAILED] = int((result["eval_returns"] == -math.inf).sum())
         for name, num in counts.items():
             count(run, name, num, WARNINGS[name].format(id=member.id, most=self.args.eval_max_steps), repeated=True)

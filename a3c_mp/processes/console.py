@@ -66,17 +66,11 @@ class ConsoleThread:
     def show(self, steps: int, total_steps: int, line: str, eta: str) -> None:
         """Set the state of the progress bar, which a thread of rich's draws four times a second."""
         if self._bar is None:
+            columns: list[Any] = [SpinnerColumn(), TextColumn("{task.completed:,.0f} steps"), BarColumn(bar_width=8)]
+            columns += [TextColumn("{task.percentage:.0f}%"), TextColumn("ETA {task.fields[eta]}", style="cyan")]
+            columns.append(TextColumn("{task.fields[line]}", markup=False))
             self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.completed:,.0f} steps"),
-                BarColumn(bar_width=8),
-                TextColumn("{task.percentage:.0f}%"),
-                TextColumn("ETA {task.fields[eta]}", style="cyan"),
-                TextColumn("{task.fields[line]}", markup=False),
-                console=self.output,
-                refresh_per_second=4,
-                redirect_stdout=False,
-                redirect_stderr=False,
+                *columns, console=self.output, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False
             )
             self._bar.add_task("", total=total_steps, line="", eta="-")
             self._put(self._bar.start)

@@ -61,8 +61,10 @@ class LearnerGroup:
                 world_size=self.size,
                 timeout=timeout,
             )
-        # Connections are made by the first operation, and can fail there.
-        self.all_reduce_mean([torch.zeros(1, device="cpu" if gpu is None else f"cuda:{gpu}")])
+        # Connections are made by the first operation. NCCL's waits without a limit, so others have to be ready for it.
+        first = torch.zeros(1, device="cpu" if gpu is None else f"cuda:{gpu}")
+        self.all_gather_bytes(b"")
+        self.all_reduce_mean([first])
 
     def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their means over the learners, all in one operation."""
@@ -166,6 +168,8 @@ def losing_peers() -> Iterator[None]:
     """Turn errors of torch.distributed into PeerLost."""
     try:
         yield
+    except (torch.AcceleratorError, torch.OutOfMemoryError):  # this learner's own
+        raise
     except RuntimeError as error:  # torch.distributed has no narrower class for a closed connection
         text = next(iter(str(error).splitlines()), "")
         raise PeerLost(f"another process of the group has died or does not answer ({text})") from error

@@ -32,7 +32,7 @@ def choose_acting(args: CommonArgs, net: nn.Module) -> Acting:
     why = "" if image or args.act_on == "cuda" else "a net for vectors is faster there"
     if device.type == "cpu":
         if args.act_on == "cuda":
-            raise ConfigError("act-on", args.act_on, "the learner's net is not on a GPU", "give --cuda too")
+            raise ConfigError("act-on", args.act_on, "the net is not on a GPU", "give --cuda too, or use auto")
         return Acting(cpu, acting_dtype(args.precision, net))
     if args.act_on != "cpu" and not why:
         from a3c_mp.run.gpu import check_capture, why_not_shared  # here, as most runs have no GPU

@@ -76,8 +76,8 @@ class GraphStep:
     ) -> Callable[[list[Any]], Metrics]:
         """Capture a step as a graph; return what launches it with the leaves of another batch."""
         # Of arrays on the CPU, too: they cannot be part of a graph, and what reads them fails here.
-        places = [leaf.clone() if isinstance(leaf, Tensor) else inputs[i] for i, leaf in enumerate(leaves)]
-        on_gpu = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_cuda]
+        places = [leaf.clone() if _is_data(leaf) else inputs[i] for i, leaf in enumerate(leaves)]
+        on_gpu = [i for i, leaf in enumerate(leaves) if _is_data(leaf) and leaf.is_cuda]
         graph = torch.cuda.CUDAGraph()
         try:  # "thread_local": other threads may wait for the GPU meanwhile
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
@@ -177,6 +177,10 @@ class GraphStep:
         return {name: sum(t for t, _ in pairs) / sum(n for _, n in pairs) for name, pairs in found.items()}
 
 
+def _is_data(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.requires_grad  # else a parameter, which is read in place
+
+
 def _is_number_on_cpu(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_cuda and value.dim() == 0 and value.is_floating_point()
 
@@ -186,6 +190,8 @@ def _kind(value: Any) -> Any:
     if isinstance(value, float):
         return float
     if isinstance(value, Tensor):
+        if value.requires_grad:
+            return id(value)
         constant = value.item() if value.dim() == 0 and not value.is_cuda else None
         return value.shape, value.dtype, value.device, constant
     return value if isinstance(value, Hashable) else object()

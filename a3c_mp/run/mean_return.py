@@ -66,8 +66,7 @@ class ReturnWindow:
 
     def restart_games(self) -> None:
         """Have all actors start new games."""
-        self._started = 0  # games
-        self._overdue = 0  # games passed over that have not ended
+        self._started = self._overdue = 0  # games; those passed over that have not ended
         self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
         self._playing = [self._start(actor, self.counted) for actor in range(self.num_actors)]
 
@@ -147,10 +146,8 @@ class ReturnWindow:
     def state_dict(self) -> dict[str, Any]:
         """All games by start, overdue ones first, each as its fields."""
         overdue = [game for games in self._playing for game in games.values() if game.overdue]
-        rows = [
-            [game.actor, game.env, game.episode and list(game.episode), game.ended, game.overdue, game.reported]
-            for game in (*overdue, *self._queue)
-        ]
+        games = *overdue, *self._queue
+        rows = [[g.actor, g.env, g.episode and list(g.episode), g.ended, g.overdue, g.reported] for g in games]
         return {"sizes": [self.num_actors, self.num_envs], "games": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

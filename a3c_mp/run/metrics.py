@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from a3c_mp.errors import TrainingError
@@ -171,10 +170,7 @@ class Means:
     def pop(self) -> dict[str, float]:
         """Return the means; the next ones are of what is added from now on."""
         values, self.values = self.values, defaultdict(list)
-        return {
-            name: torch.stack([torch.as_tensor(v, dtype=torch.float32) for v in found]).mean().item()
-            for name, found in values.items()
-        }
+        return {name: float(sum(found) / len(found)) for name, found in values.items()}
 
 
 class RateClock:

@@ -89,7 +89,7 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
     if args.cuda:
         by_learner = STATS * width  # the rest is on the GPU
         if args.act_on == "cuda" or (args.act_on == "auto" and is_bytes):  # so are the actors' nets
-            by_actor = acting - params
+            by_actor = acting - params + args.actors_learn * (obs // OBS_COPIES) * width  # a rollout in host memory
     needed, free = besides + 4 * (args.local_actors * by_actor + args.local_learners * by_learner), free_memory()
     if needed > free:
         sizes = f"observations {obs_space.shape} and nets of {params:,} parameters take about"
@@ -116,9 +116,8 @@ def check_system() -> None:
         raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
     if memory_order.full_barrier(machine := platform.machine()) is None:
         why = f"processes share memory without locks, which needs x86-64, or aarch64 and {memory_order.LIBRARY}"
-        raise ConfigError(
-            "machine", machine, why, "on aarch64 install it (Debian, Ubuntu: libatomic1; Fedora: libatomic)"
-        )
+        fix = "on aarch64 install it (Debian, Ubuntu: libatomic1; Fedora: libatomic)"
+        raise ConfigError("machine", machine, why, fix)
     check_temporary_folder()
 
 

@@ -259,7 +259,8 @@ class LimitedListener(Listener):
         """Shut a connection down, unless that has been done; what it has sent is discarded from now on."""
         if connection.is_cut:
             return
-        connection.is_cut = self._must_discard = True
+        connection.is_cut = True
+        self._must_discard |= connection.counters()[1] > HANDSHAKE_BYTES
         with suppress(OSError):
             connection.handle.shutdown(socket.SHUT_RDWR)
         who = "a node of another machine" if connection.name else "a connection that has not joined"

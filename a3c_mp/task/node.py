@@ -216,15 +216,18 @@ class JoinedNode(FirstNode):
         """Find out why there is no connection: a link that is down may come back, a process that is gone does not."""
         why = "it is stopped, or very busy"
         try:
-            socket.create_connection(check_tcp("attach-to", self.address), timeout=PROBE_SECONDS).close()
-        except ConnectionRefusedError:
-            self._refused_since = self._refused_since or time.monotonic()
-            if time.monotonic() - self._refused_since > GONE_SECONDS:
-                why = "the task there was killed, or its machine restarted"
-                raise WorkerError(f"{self.address} refuses connections: {why}") from None
-            return
-        except OSError as error:
-            why = error.strerror or str(error)
+            host_and_port = check_tcp("attach-to", self.address)
+            socket.create_connection(host_and_port, timeout=PROBE_SECONDS, all_errors=True).close()
+        except (OSError, ExceptionGroup) as error:
+            errors = getattr(error, "exceptions", [error])  # one for each address of a name
+            kinds = [type(each) for each in errors]
+            if ConnectionRefusedError in kinds and TimeoutError not in kinds:  # the others may have no route
+                self._refused_since = self._refused_since or time.monotonic()
+                if time.monotonic() - self._refused_since > GONE_SECONDS:
+                    why = "the task there was killed, or its machine restarted"
+                    raise WorkerError(f"{self.address} refuses connections: {why}") from None
+                return
+            why = errors[-1].strerror or str(errors[-1])
         self._refused_since = None
         if not self._is_lost:
             self.log_line(f"{self.address} does not answer ({why}); waiting until it does")

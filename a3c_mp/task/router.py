@@ -6,7 +6,6 @@ encrypts them and sends heartbeats; this code runs when the node sends, or looks
 
 import itertools
 import logging
-import math
 import os
 import threading
 import time
@@ -254,13 +253,13 @@ class Spoke(Router):
         self._dial()
         address, local = self.endpoint.dials, not is_tcp(self.endpoint.dials)
         seconds = LOCAL_WELCOME_SECONDS if local else WELCOME_SECONDS
-        deadline = time.monotonic() + seconds
+        first = deadline = time.monotonic() + seconds
         while not self.peers:
-            is_late = time.monotonic() > deadline
-            if is_late and self._ports[0].is_connected():
-                self.log.warning(f"{address} is busy: waiting until its node 0 looks at messages")
-                deadline = math.inf
-            elif is_late:
+            if (now := time.monotonic()) > first and self._ports[0].is_connected():
+                if deadline == first:
+                    self.log.warning(f"{address} is busy: waiting until its node 0 looks at messages")
+                deadline = now + seconds
+            elif now > deadline:
                 why, fix = f"no node lets this one in within {seconds:g} s", "start the node that listens there first"
                 raise ConfigError("attach-to", address, why, f"{fix}, with the same key")
             if self._failures >= BAD_KEYS and not local:

@@ -27,6 +27,7 @@ HEARTBEAT_MS, SILENCE_MS = 2000, 8000
 a link is seen after 8 to 10 s"""
 HANDSHAKE_MS = 5000  # longest handshake; a client that says nothing is disconnected
 CONNECT_MS = 2000  # longest attempt to connect, where packets are lost
+SILENT_SECONDS = 30.0  # longest attempt of which zmq tells nothing, with the time to find the addresses of a name
 RECONNECT_SECONDS = 0.5  # shortest time between two attempts to connect
 
 FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
@@ -128,7 +129,7 @@ class Dialer(_Port):
     def __init__(self, context: zmq.Context, address: str, key: KeyPair | None, attempt: int = 0):
         super().__init__(context, zmq.DEALER, address)
         self._monitor = self.socket.get_monitor_socket(FAILED | ENDED | zmq.Event.HANDSHAKE_SUCCEEDED)
-        self.token, self._opened = os.urandom(16), time.monotonic()
+        self.token = os.urandom(16)
         self._is_connected = self._has_ended = self.has_failed = False  # the latter: its handshake
         self.socket.routing_id = self.token
         self.socket.reconnect_ivl = -1  # that would be the same session without what was under way
@@ -137,6 +138,7 @@ class Dialer(_Port):
             self.socket.curve_serverkey = key.public
             self.socket.ipv6 = _uses_ipv6(address, attempt)
         self.socket.connect(address)
+        self._opened = time.monotonic()
 
     def send(self, token: bytes, frames: Frames) -> None:
         """Send to node 0, unless the session has ended; where too much waits for it, it ends."""
@@ -158,7 +160,9 @@ class Dialer(_Port):
     def is_over(self) -> bool:
         """Whether the session has ended, some time after its start; what has arrived in it can still be read."""
         self._read_events()
-        return self._has_ended and time.monotonic() - self._opened > RECONNECT_SECONDS
+        age = time.monotonic() - self._opened
+        is_silent = not self._is_connected and age > SILENT_SECONDS  # zmq does not tell that it has found no address
+        return is_silent or (self._has_ended and age > RECONNECT_SECONDS)
 
     def close(self, linger: int) -> None:
         super().close(linger if self._is_connected else 0)  # without a connection nothing is on its way

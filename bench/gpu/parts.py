@@ -207,6 +207,7 @@ def learners(part: Part) -> None:
             trainer.process.wait(min(part.left, 90.0))
         said = [line for line in trainer.output.splitlines() if line.strip()][-5:]
         part.record(seconds_to_end=round(time.monotonic() - killed, 2), exit_code=trainer.process.poll(), said=said)
+    resumed_from = common.read_summary(trainer.folder)["steps"]
     with (part.folder / "resumed.txt").open("w") as file:
         command = [common.CHAPTERS["impala"][0], "--resume", trainer.folder, "--max-seconds=5"]
         process = start(*command, stdout=file, stderr=subprocess.STDOUT)
@@ -214,7 +215,7 @@ def learners(part: Part) -> None:
         process.wait(min(part.left, START_SECONDS))
     finally:
         end(process)
-    part.record(resumed_exit_code=process.returncode, resumed_from=common.read_summary(trainer.folder)["steps"])
+    part.record(resumed_exit_code=process.returncode, resumed_from=resumed_from)
 
 
 def pong(part: Part) -> None:

@@ -316,11 +316,15 @@ def test_a_shard_that_is_stuck_is_killed_and_replaced(make_replay, session, monk
 
 def test_a_parameter_server_that_is_stuck_is_killed(session, monkeypatch):
     monkeypatch.setattr(parameters, "STUCK_SECONDS", 0.2)
-    monkeypatch.setattr(session, "is_done", lambda answer: False)
+    answered = [False]  # in time: the trainer itself may have been away for long
+    monkeypatch.setattr(session, "is_done", lambda answer, seconds: answered[0] and seconds > 0)
     monkeypatch.setattr(session, "kill", lambda server: killed.append(server))
     killed, publisher = [], Publisher(session, nn.Linear(2, 3), torch.float32, untrained=False)
     publisher.look_after()
+    publisher._looked, answered[0] = time.monotonic() - 100, True
+    publisher.look_after()
     assert not killed
+    answered[0] = False
     until(lambda: publisher.look_after() or killed)
     assert killed[0] is publisher.server
 
@@ -472,6 +476,14 @@ def test_a_round_is_smaller_while_an_actor_has_no_place(fleets):
         fleet.actors[1].is_waiting, fleet.actors[1].pid = False, pid
         found = [message.payload[3] for message in take(fleet, 2)]
         assert sorted(found) == [(0, 1), (1, 2)]
+
+
+def test_an_actor_that_is_lost_while_it_waits_has_no_games(fleets):
+    with fleets([]) as fleet:
+        for number, is_waiting in enumerate([False, True]):
+            fleet.actors[number].is_waiting = is_waiting
+            fleet._fail(number, "was lost with its node", is_lost=True)
+    assert [event.actor for event in fleets.said] == [0, -1]
 
 
 def test_the_ladder_of_exploration_spans_the_actors_that_run(run_inline, monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -189,7 +190,7 @@ def test_no_run_to_resume_may_be_said():
 
 def test_keyword_arguments_from_python_keep_their_types():
     given = {"a": "1", "b": "true", "c": "null", "d": "text", "e": 2.5, "f": [1, "2"], "g": None}
-    given |= {"l": " \t", "m": '{"a": 1}', "n": (5, 5), "o": {1: 2}, "p": {"q": [np.int64(1)]}}
+    given |= {"l": " \t", "m": '{"a": 1}', "n": (5, 5), "o": {1: 2}, "p": {"q": [np.int64(1)]}, "r": [(1, 2)]}
     others = {"h": np.int64(3), "i": "sim-{actor}", "j": Path("/a"), "k": np.arange(2)}
     _, *pairs = as_flag("env_kwargs", given | others)
     _, found = split_id(with_kwargs("A-v0", [pair.strip() for pair in pairs]))
@@ -197,6 +198,11 @@ def test_keyword_arguments_from_python_keep_their_types():
     assert found == given | {"h": 3, "j": "/a", "k": [0, 1]}
     with pytest.raises(ConfigError, match=r"env-kwargs=.*: must be a number, text"):
         as_flag("env_kwargs", {"a": object()})
+
+
+def test_an_error_about_bad_input_is_the_same_in_another_process():
+    error = pickle.loads(pickle.dumps(ConfigError("seed", "x", "it is no number", "give one")))
+    assert (str(error), error.what, error.fix) == ("seed=x: it is no number; give one", "seed", "give one")
 
 
 def test_what_is_done_to_an_environment_is_in_its_id_and_settings_follow_what_it_then_gives():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from a3c_mp.population.dqn import Args
 from a3c_mp.population.evolution import Genome, Member, mutate_genome
-from a3c_mp.population.growth import MemberState, Spaces, breed, layers_by_depth
+from a3c_mp.population.growth import MemberState, Spaces, breed, layers_by_depth, make_net
 from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Convolution
 from a3c_mp.wrappers import ImageAndVector
 
@@ -177,6 +177,15 @@ def test_a_layer_that_goes_is_multiplied_into_the_next_one(hidden, activation):
         assert (child.optimizer.state[head[0].weight]["exp_avg"] == 0).all()
     assert child.updates == 2
     update_once(child)
+
+
+@pytest.mark.parametrize("family", ["q", "actor_critic"])
+def test_a_genome_without_convolutions_has_those_of_dqn(family):
+    """As `api.policy` makes one, into which it loads the net of a member."""
+    net = make_net(Spaces.of(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6)), Genome({}, family=family))
+    assert [tuple(layer.weight.shape) for (layer, *_) in layers_by_depth(net)[:3]] == [
+        (32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3),
+    ]  # fmt: skip
 
 
 def test_convolutional_nets_live_through_mutations_of_every_kind(images):

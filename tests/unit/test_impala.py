@@ -99,8 +99,7 @@ def test_the_gradient_is_that_of_the_three_losses_with_vtrace_held_constant(lstm
     log_pi = logits[:-1].log_softmax(-1).gather(-1, batch.action[..., None])[..., 0]
     log_mu = batch.behaviour_logits.log_softmax(-1).gather(-1, batch.action[..., None])[..., 0]
     discounts = ARGS.gamma * (~batch.terminated).float()
-    final_values = batch.truncation_value + (values - batch.value)[:-1]  # the acting net's, moved to the learner's
-    rewards, discounts = returns.cut_truncated(batch.reward, discounts, batch.truncated, final_values)
+    rewards, discounts = returns.cut_truncated(batch.reward, discounts, batch.truncated, batch.truncation_value)
     constants = (x.detach() for x in (log_pi - log_mu, discounts, rewards, values[:-1], values[-1]))
     vs, advantages, weights = returns.vtrace(*constants)
     if args.normalize_advantages:

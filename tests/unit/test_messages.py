@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import pickle
@@ -10,6 +11,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -23,6 +25,7 @@ from a3c_mp.task import limits as limits_module
 from a3c_mp.task import router as router_module
 from a3c_mp.task import sockets as sockets_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, read_key
+from a3c_mp.task.node import JoinedNode
 from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.sockets import RateLimitedLog
 from a3c_mp.task.wire import JOINED, LEFT, encode
@@ -38,6 +41,13 @@ def folder():
 def nodes(folder, net):
     """Node 0 and two others, connected."""
     return [net.enter(endpoint) for endpoint in local_endpoints(folder, [(), (), ()], None)]
+
+
+def wait_for(happened):
+    deadline = time.monotonic() + 20
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert happened()
 
 
 # ---- events
@@ -215,15 +225,51 @@ def test_a_node_waits_for_a_node_0_that_computes(listening, net, monkeypatch, ta
         end = Endpoint(1, dials=hub.endpoint.binds[0])
     with ThreadPoolExecutor(1) as threads:
         joining = threads.submit(Spoke(end, net.log).__enter__)
-        deadline = time.monotonic() + 20
-        while not tape.messages and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: tape.messages)
         time.sleep(0.2)
         assert not joining.done()
         net.wait_until(joining.done)
         net.stack.push(joining.result())
     busy = f"{end.dials} is busy: waiting until its node 0 looks at messages (1 so far)"
     assert tape.messages == [busy]
+
+
+def test_a_node_that_waits_for_a_node_0_that_is_killed_gives_up(listening, net, monkeypatch, tape):
+    monkeypatch.setattr(router_module, "WELCOME_SECONDS", 0.1)
+    hub, end = listening
+    with ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(Spoke(end, net.log).__enter__)
+        wait_for(lambda: tape.messages)
+        for port in hub._ports:
+            port.close(0)
+        with pytest.raises(ConfigError, match=r"no node lets this one in within 0\.1 s"):
+            joining.result(20)
+    hub._ports.clear()
+
+
+def test_a_name_that_is_not_resolved_ends_the_attempt(monkeypatch):
+    """zmq reports no event then."""
+    monkeypatch.setattr(sockets_module, "SILENT_SECONDS", 0.5)
+    dialer = sockets_module.Dialer(zmq.Context.instance(), "tcp://no-such-host.invalid:1", None)
+    wait_for(dialer.is_over)
+    dialer.close(0)
+
+
+@pytest.mark.parametrize(("error", "is_gone"), [("No route to host", True), ("timed out", False)])
+def test_a_name_with_several_addresses_is_gone_where_one_refuses_and_the_others_have_no_route(
+    error, is_gone, monkeypatch
+):
+    others = {"No route to host": OSError(errno.EHOSTUNREACH, error), "timed out": TimeoutError(error)}
+    errors = ExceptionGroup("create_connection failed", [ConnectionRefusedError(), others[error]])
+
+    def create_connection(*args, **options):
+        raise errors if options["all_errors"] else others[error]
+
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    lines = []
+    node = SimpleNamespace(address="tcp://hub:1", _refused_since=None, _is_lost=False, log_line=lines.append)
+    JoinedNode._probe(node)
+    assert (node._refused_since is not None, lines == []) == (is_gone, is_gone)
 
 
 class Bomb:

@@ -188,6 +188,24 @@ def test_rounding_noise_where_a_feature_is_zero_does_not_hide_its_values(noise, 
     assert (inputs.diff(dim=0) > 0.4).all()
 
 
+@pytest.mark.parametrize("angles", [4, 6, 8, 12])
+def test_sines_of_a_few_headings_keep_their_scale_beside_their_rounding_noise(angles):
+    """Computed in float32, the cosines of 90 degrees are 4e-8 and 1e-8, and those of 45 and 315 differ by 2e-7."""
+    headings = torch.arange(4096) % angles * (2 * math.pi / angles)
+    norm = ObsNorm((2,), image=False)
+    assert norm.update(torch.stack([headings.cos(), headings.sin()], dim=1)) == 0
+    torch.testing.assert_close(norm.scale, torch.full((1, 2), 2**0.5), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize(("offset", "deviation", "absurd"), [(5e6, 2, 1e9), (5e6, 2, 0), (1e6, 0.3, 1e12)])
+def test_an_absurd_value_is_left_out_where_values_differ_by_little_of_their_size(offset, deviation, absurd):
+    values = torch.from_numpy(np.random.default_rng(0).normal(offset, deviation, 4000)).float()[:, None]
+    norm, without = ObsNorm((1,), image=False), ObsNorm((1,), image=False)
+    without.update(values)
+    assert norm.update(torch.cat([values, torch.full((4, 1), float(absurd))])) == 4
+    torch.testing.assert_close(norm.scale, without.scale, rtol=1e-3, atol=0)
+
+
 BROKEN = {"NaN": math.nan, "infinity": math.inf, "a huge value": 1e25, "FLT_MAX": -FLT_MAX}
 
 

@@ -171,6 +171,15 @@ def test_images_are_scaled_and_stacked_from_zeros_on(beside, register):
     np.testing.assert_array_equal(vector.step(np.zeros(2, int))[0][0].ravel()[[0, 80 * 88]], [10, 20])
 
 
+def test_the_log_says_that_numbers_of_an_image_become_levels(register):
+    class Float(Env):
+        observation_space = Box(-1, 1, (40, 48), np.float32)
+
+    assert wrappers.layout(make_env(register(entry_point=Float))) == (
+        "image (1, 40, 48) of (40, 48) float32 in 256 levels from -1 to 1"
+    )
+
+
 @pytest.mark.parametrize(
     ("keys", "shape", "layout"),
     [

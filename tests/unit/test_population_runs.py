@@ -173,6 +173,14 @@ def test_evaluation_games_that_do_not_end_are_cut_counted_and_named(run_inline):
     assert "evaluation games that reached 3 steps, where they are cut (--eval-max-steps) (10" in done.log
 
 
+@pytest.mark.parametrize(("steps", "is_named"), [(16, True), (400, False)])
+def test_games_that_are_longer_than_a_generation_are_named(run_inline, steps, is_named):
+    flags = ["--env-id", "envs:Count-v0", "--num-envs", "4", "--generation-steps", str(steps), "--total-steps"]
+    done = run_inline.train(POPULATION, *flags, str(2 * steps))
+    assert done.code == 0, done.log
+    assert ("evaluation games of member 0 are longer than a generation has steps" in done.log) == is_named
+
+
 def test_without_evolution_all_members_live_on_as_they_are(run_inline):
     done = run_inline.train(POPULATION, "--no-evolve", "--total-steps", "1200")
     assert done.code == 0, done.log

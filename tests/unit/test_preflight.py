@@ -113,6 +113,7 @@ def test_memory_is_counted_where_actors_and_learners_compute(args_class, flags, 
     learning = limits.NET_COPIES * params + rollout + stats
     numbers = nets * params + 2 * limits.ENV_COPIES * 32 * width + learners * learning
     numbers += stats * bool(flags)  # those of a learner on a GPU
+    numbers += 2 * (rollout // limits.OBS_COPIES) * ("act_on" in flags)  # rollouts of actors that learn on one
     with pytest.raises(ConfigError, match=f"take about {math.ceil(40 * numbers / GIB) / 10:.1f} GiB"):
         limits.check_memory(args_class(env_id="Wide-v0", num_envs=32, unroll_length=128, **flags), net)
 

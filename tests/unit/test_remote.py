@@ -14,6 +14,7 @@ from nodes import free_port
 from torch import nn
 
 import train_task
+from a3c_mp.algorithms import node_evaluator
 from a3c_mp.algorithms.actor_critic import A3CSetup
 from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import CommonArgs
@@ -390,9 +391,9 @@ def test_an_evaluator_of_another_machine_goes_first_and_the_own_one_is_its_spare
     assert learner.poll() is None
 
 
-def test_without_an_evaluator_that_could_still_play_nothing_is_waited_for(nodes, evaluators, net):
+def test_without_an_evaluator_that_could_still_play_nothing_is_waited_for(nodes, evaluators, net, monkeypatch):
     """The evaluator of this machine has ended with the task, and none can join from another."""
-    hub, local, _ = nodes
+    hub, local, remote = nodes
     learner, add = evaluators
     end = add(local)
     run_until(lambda: learner._ready, hub)
@@ -409,6 +410,19 @@ def test_without_an_evaluator_that_could_still_play_nothing_is_waited_for(nodes,
         learner.wait(60)
     learner.others = True
     assert learner.wait(0.1) is None, "one of another machine may come back"
+    learner.on_lost(WorkerError("the own one is given up"))
+    with pytest.raises(WorkerError, match="the own one is given up"):
+        learner.poll()
+    add(remote)
+    run_until(lambda: learner._ready, hub)
+    remote.router.greeting = {"run": "another"}
+    EvaluatorChannel._report_ready(SimpleNamespace(node=remote, _greeting={}))  # it joins another task: says nothing
+    net.leave(remote.router)
+    run_until(lambda: not learner._ready, hub)
+    assert learner.poll() is None, "it has left just now"
+    monkeypatch.setattr(node_evaluator, "AWAY_SECONDS", 0)
+    with pytest.raises(WorkerError, match="the own one is given up"):
+        learner.poll()
 
 
 RESULTS = [(), (1, [1.0], [1, 1], "x"), (1, ["a", 1.0], [1, 1], "x"), (1, [10**400, 1.0], [1, 1], "x")]

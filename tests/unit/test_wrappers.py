@@ -1,5 +1,6 @@
 """Both Atari paths are one environment, with raw rewards; resets, ends, lives and actions follow the contract."""
 
+import math
 import re
 from collections import Counter
 from types import SimpleNamespace
@@ -316,10 +317,12 @@ def test_a_late_reset_that_breaks_the_contract_says_so_too(register):
     assert caught.value.__notes__ == ["(raised by reset() of Custom-v0, seed 2147483647, after 4 steps)"]
 
 
-def test_a_reward_in_an_array_of_one_is_a_number(register):
-    env = make_vec_env(register(entry_point=Env, changes={"rest": (np.array([0.5]), False, False, {})}), 2, seed=7)
+@pytest.mark.parametrize(("given", "reward"), [(np.array([0.5]), 0.5), (-1e200, -math.inf)], ids=["array", "float64"])
+def test_a_reward_is_a_number_of_float32(register, given, reward):
+    """One in an array, and one beyond its range, which is infinite for learning."""
+    env = make_vec_env(register(entry_point=Env, changes={"rest": (given, False, False, {})}), 2, seed=7)
     env.reset()
-    assert env.step(np.zeros(2, int))[1].tolist() == [0.5, 0.5]
+    assert env.step(np.zeros(2, int))[1].tolist() == [reward, reward]
 
 
 @pytest.mark.parametrize(
