@@ -121,7 +121,7 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
             played.extend(track(games, "playing", total=args.episodes, transient=True))
         finally:
             print_scores(played, args)
-    if (returns := run.state.get("returns")) and not args.random:
+    if (returns := run.state.get("returns")) and args.member is None and not args.random:
         text = f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games"
         print(f"{text} (with exploration, in part by earlier weights)")
         scores = [game.episode_return for game in played]

@@ -169,7 +169,7 @@ def points_of_chapter(command: Sequence[str], args: Args, seed: int) -> list[Poi
     found = [(point.value, point.step, mean_at.get(point.step)) for point in points if point.step < summary["steps"]]
     mean = summary["mean_return_100"] if len(games) >= common.MIN_GAMES else None
     mean = mean_at.get(summary["steps"]) if is_population else mean
-    seconds = points[-1].value if is_population else summary["wall_seconds"]  # what a generation lacks is not kept
+    seconds = points[-1].value if is_population and points else summary["wall_seconds"]
     return [*found, (seconds, summary["steps"], mean)]
 
 

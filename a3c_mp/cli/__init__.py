@@ -187,6 +187,7 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets) -> dict[str, An
         settings |= {field: value for field, value in layer.items() if where in own or field not in own}
     if "continuous" in kinds:
         settings.pop("explore_envs", None)  # it repeats discrete actions
+        settings.pop("genes", None)  # of images: an entropy coefficient, which is 0 here
     return settings
 
 
@@ -220,7 +221,8 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         why = f"{path} has {error.given}: {error.why}"
         fix = "remove it there" if others else "correct it there, or give its flag now"
         raise ConfigError("resume", folder, why, fix) from None
-    members_own = getattr(args_class(**{**settings, **given}), "evolving", ())  # genes
+    before = {name.partition("=")[0].replace("-", "_") for name in saved.get("genes", ())}
+    members_own = before & set(getattr(args_class(**{**settings, **given}), "evolving", ()))
     for name in (*args_class.fixed, *members_own):
         if name in given and name in saved and json.loads(json.dumps(given[name], default=str)) != saved[name]:
             raise ConfigError(flag_name(name), given[name], f"the run in {folder} has {saved[name]}", "leave it out")

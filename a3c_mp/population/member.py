@@ -58,7 +58,8 @@ def run_member(channel: WorkerChannel, algorithm: Algorithm, args: Args, memory:
             continue
         seeds = derive_seeds(args.seed, number, place, MEMBER)
         seed_global_generators(seeds[0])
-        with closing(make_vec_env(args.env_id, args.num_envs, seed=seeds[0], heartbeats=channel, actor=place)) as env:
+        found: dict[str, Any] = {"fields": getattr(args, "rollout_fields", ()), "heartbeats": channel, "actor": place}
+        with closing(make_vec_env(args.env_id, args.num_envs, seed=seeds[0], **found)) as env:
             generation = algorithm.generation(args, memory, channel, env, seeds[1])
             algorithm.member(generation.args, generation)
         generation.end(number)

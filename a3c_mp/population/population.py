@@ -197,6 +197,10 @@ class Population:
         for place, saved in enumerate(state["members"]):
             genome = Genome.from_json(saved["genome"]).with_genes(self.args)
             self.members[place] = Member(**{name: saved[name] for name in Member._fields} | {"genome": genome})
+            sizes = [(len(genome.hidden), self.args.layers_range), (max(genome.hidden), self.args.units_range)]
+            sizes += [(each.channels, self.args.channels_range) for each in genome.convolutions]
+            if any(size > most for size, (_, most) in sizes):
+                raise ValueError(f"member {saved['id']} has layers beyond the ranges: {genome.layers}")
             member = MemberState.make(self.spaces, genome, self.args)
             for part, content in zip(member.parts, saved["state"], strict=True):
                 part.load_state_dict(content)

@@ -116,8 +116,8 @@ class Generation(MemberGeneration):
         view = SimpleNamespace(memory=SimpleNamespace(place=lambda net: net.to(dtype)), actor=self.place)
         view.restored, view.seed_key = None, (seed,)
         self.collector = RolloutCollector(self.args, env, view, copy.deepcopy(self.net))
-        spec = rollout_spec(args.unroll_length, args.num_envs, env.single_observation_space, env.single_action_space)
-        self.rollout = empty_rollout(spec)
+        spaces, extra = (env.single_observation_space, env.single_action_space), args.rollout_fields
+        self.rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces, extra=extra))
 
     def rollouts(self) -> Iterator[Rollout]:
         """Collect the generation's rollouts, each with the newest weights; yields those that are finite."""

@@ -34,6 +34,7 @@ SLOW_SECONDS = 10.0  # until the first results of actors, beyond which the log s
 
 def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     """The lines that describe a run, for its log at the start."""
+    net = getattr(net, "net", net)  # a population's, of its fittest member
     number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
     parts = [net_name(vars(args), net), number, *settings_parts(args)]
     if found := FOUND.get(args.env_id):
@@ -67,7 +68,7 @@ def note_on_speed(args: CommonArgs) -> str:
     settings, actors = vars(args), max(args.local_actors, 1)
     if settings.get("address") or settings.get("listen"):  # actors are on other machines
         return ""
-    length: int = settings.get("unroll_length") or settings.get("block_length") or getattr(args, "rounds", 0)  # type: ignore[assignment]
+    length: Any = getattr(args, "rounds", 0) or settings.get("unroll_length") or settings.get("block_length", 0)
     at_once = min(actors, len(os.sched_getaffinity(0)))
     rate = at_once / max(STEP_SECONDS.get(args.env_id, 0.0), 1e-9)
     if (seconds := actors * args.num_envs * length / rate) < SLOW_SECONDS:

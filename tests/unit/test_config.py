@@ -22,6 +22,8 @@ from a3c_mp.cli.parser import parse_int
 from a3c_mp.config import FORMAT, Between, CommonArgs, Count, Fraction, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
+from a3c_mp.population import ppo as population_ppo
+from a3c_mp.population.settings import check_settings
 from a3c_mp.wrappers import Extras, extras_of, split_id, with_kwargs
 
 HERE = Path.cwd()
@@ -172,6 +174,12 @@ def test_chapters_of_rollouts_have_settings_for_each_kind_of_environment(chapter
     }.items():
         found = parse_args(args_class, {"PongNoFrameskip-v4": {"gamma": 0.5}}, "", ["--env-id", env_id])
         assert expected.items() <= vars(found).items(), env_id
+
+
+def test_a_population_has_settings_for_images_with_continuous_actions(register):
+    args = parse_args(population_ppo.Args, {}, "", ["--env-id", register("Drawn-v0", Drawn)])
+    check_settings(args, image=True)
+    assert (args.genes, args.entropy_coef) == (population_ppo.Args.genes, 0.0), "no gene that begins at 0"
 
 
 def test_both_ways_to_give_keyword_arguments_are_the_same(register):

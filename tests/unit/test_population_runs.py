@@ -224,15 +224,14 @@ def test_the_log_and_the_lineage_say_which_genes_mutate_and_a_resumed_run_can_ha
     assert {row["learning_rate"] for row in rows} == {"0.001"}, "no gene"
     assert len({(row["n_step"], row["gamma"]) for row in rows}) >= 3
     before = [row["gamma"] for row in rows]
-    again = run_inline(
-        POPULATION.script, "--resume", "runs/r", "--genes", "gamma", "epsilon=0.1:1:2", "--total-steps", "2000"
-    )
+    others = "--genes", "gamma", "epsilon=0.1:1:2", "--epsilon", "0.5"
+    again = run_inline(POPULATION.script, "--resume", "runs/r", *others, "--total-steps", "2000")
     assert again.code == 0, again.log
     assert "genes that mutate: gamma 0.9 to 0.999 · epsilon 0.1 to 1 in steps of x 2\n" in again.log
     rows = lineage(again)
     assert [row["gamma"] for row in rows[:6]] == before
     assert all(row["n_step"] for row in rows[:6]), "what was a gene before is kept"
-    assert {row["epsilon"] for row in rows} > {"", "0.4"}
+    assert {row["epsilon"] for row in rows} > {"", "0.5"}, "a new gene starts at its setting"
     assert run_inline.train(POPULATION, "--no-evolve", "--genes", "gamma", "--total-steps", "400", name="o").code == 0
     assert "genes that mutate: none" in run_inline.folder("o").joinpath("run.log").read_text()
 
