@@ -26,6 +26,7 @@ class RayTaskError(RayError):
 RayActorError = type("RayActorError", (RayError,), {})
 ActorUnavailableError = type("ActorUnavailableError", (RayActorError,), {})
 ObjectLostError = type("ObjectLostError", (RayError,), {})
+OutOfMemoryError = type("OutOfMemoryError", (RayError,), {})
 
 
 class Reference(Future):
@@ -97,11 +98,12 @@ class InlineRay(ModuleType):
         super().__init__("ray")
         self.__spec__ = importlib.machinery.ModuleSpec("ray", None)
         self.started = []
-        names = (RayError, RayTaskError, RayActorError, ActorUnavailableError, ObjectLostError)
+        names = (RayError, RayTaskError, RayActorError, ActorUnavailableError, ObjectLostError, OutOfMemoryError)
         self.exceptions = SimpleNamespace(**{name.__name__: name for name in names})
         self._private = ModuleType("ray._private")
         per_node = {"actors": dict, "available_resources_per_node": lambda: {"node": {"CPU": 1.0}}}
-        self._private.worker, self._private.state = SimpleNamespace(), SimpleNamespace(**per_node)
+        self._private.worker, self._private.utils = SimpleNamespace(), SimpleNamespace()
+        self._private.state = SimpleNamespace(**per_node)
         loader = SimpleNamespace(instance=lambda: SimpleNamespace(reset_cache=lambda: None))
         self._raylet = SimpleNamespace(AuthenticationTokenLoader=loader)
 

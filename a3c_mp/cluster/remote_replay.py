@@ -247,7 +247,7 @@ class RemoteReplay:
         ray = self.session.ray
         try:
             size, total, batch = ray.get(answer)
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
             if shard is self.shards[number]:
                 self._replace(number, str(error))
             return None

@@ -4,7 +4,6 @@ import atexit
 import logging
 import os
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -61,16 +60,12 @@ class Session:
         self._ending = threading.Event()
 
     def __enter__(self) -> Self:
-        on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             self._connect()
         except BaseException:
             if self._node is not None:
                 self._node.close()
             raise
-        finally:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, on_sigterm)  # `ray.init` replaces it
         threading.Thread(target=self._watch_head, name="ray-watchdog", daemon=True).start()
         if not self.wait_for(lambda: bool(self.state.nodes), BUSY_SECONDS):
             self.__exit__()
@@ -193,6 +188,7 @@ class Session:
 
         self.ray = ray
         ray._private.worker.print_to_stdstream = lambda *args, **options: None  # the fleet says what is lost
+        ray._private.utils.set_sigterm_handler = lambda handler: None  # that of the run stays
         self.ray._raylet.AuthenticationTokenLoader.instance().reset_cache()  # an earlier session had another token
         logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # it warns in a thread, which has no signals
         if self._node is not None:

@@ -87,10 +87,10 @@ def _prune(folder: Path) -> None:
 
 def set_aside_newer(path: Path) -> None:
     """Rename the checkpoints newer than the one that a run resumes from, so that they are not used again."""
-    for old in _ours(path.parent, "*.unused"):  # from an earlier time: with a replay in them they are large
+    for old in (*_ours(path.parent, "*.unused"), *_ours(path.parent, "*.tmp")):  # of earlier starts: they may be large
         old.unlink(missing_ok=True)
     for file in _ours(path.parent, "*"):
-        if file.suffix != ".tmp" and _steps(file) > _steps(path):
+        if _steps(file) > _steps(path):
             file.replace(file.with_suffix(file.suffix + ".unused"))
 
 

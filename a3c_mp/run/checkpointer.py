@@ -18,7 +18,7 @@ from a3c_mp.config import has_checkpoint
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.processes.learner_group import Stateful
 from a3c_mp.run import checkpoint
-from a3c_mp.run.run_dir import name_of
+from a3c_mp.run.run_dir import check_owned, name_of
 
 BEST_SECONDS = 10.0  # shortest time between two files of the best net between checkpoints
 
@@ -46,6 +46,7 @@ class Checkpointer:
     def __init__(self, run: Any, optimizer: torch.optim.Optimizer | None, extra: Mapping[str, Stateful]):
         self.net, self.optimizer, self.extra = run.net, optimizer, dict(extra)
         self.folder, self.log, self.args, self.progress = run.folder / "checkpoints", run.log, run.args, run.progress
+        self.lock = run.lock
         self.origin: dict[str, Any] = {"algorithm": run.algorithm, "env_id": self.args.env_id}
         self.rng = torch.Generator().manual_seed(self.args.seed)
         self.newest: Path | None = None  # of this run
@@ -54,9 +55,8 @@ class Checkpointer:
         self._unclaimed: dict[str, Any] | None = None  # saved parts of a deterministic run, until `keep`
         if self.args.resume is not None:
             self._restore_newest()
-        # A new run saves after its first round: whatever happens to it then, it can be resumed.
-        self._tried_seconds = time.monotonic() if self.args.resume is not None else -math.inf
-        self._tried_steps, self._best_seconds = self.progress.steps, -math.inf
+        # A run saves after its first round: whatever happens to it then, it can be resumed from there.
+        self._tried_steps, self._tried_seconds, self._best_seconds = self.progress.steps, -math.inf, -math.inf
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -159,6 +159,7 @@ class Checkpointer:
     def _write(self, what: str, state: dict[str, Any], kind: str = "best") -> Path | None:
         """Write a checkpoint file and return its path; a failure costs a warning."""
         try:
+            check_owned(self.folder.parent, self.lock)
             return checkpoint.save(self.folder, state, kind, **self.origin)
         except (OSError, CheckpointError) as error:
             self.log.warning(f"{what} not written to {self.folder}: {error}")

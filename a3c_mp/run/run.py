@@ -62,9 +62,9 @@ class Run(RunState):
         self.error: BaseException | None = None  # that ended it
         self.exit_code, self.failed, self.unsaved, self._finished = 0, False, False, False
         self._makes = not exists(args.runs_dir), not run_dir.has_files(args)
-        self.folder, lock, note = run_dir.claim_folder(args, algorithm)
+        self.folder, self.lock, note = run_dir.claim_folder(args, algorithm)
         with ExitStack() as cleanup, run_dir.refuse_unwritable(args, self.folder):
-            cleanup.callback(lock.close)  # here if there is an error
+            cleanup.callback(self.lock.close)  # here if there is an error
             self.log = open_log(self.folder)
             cleanup.callback(close_log, self.log)
             if note:
@@ -228,6 +228,7 @@ class Run(RunState):
     def _attempt(self, what: str, write: Callable[[], None]) -> None:
         """Write something at the end of a run; a failure (a full disk, a lost GPU) must not prevent the rest."""
         try:
+            run_dir.check_owned(self.folder, self.lock)
             write()
         except Exception as error:
             self.log.warning(f"{what} not written: {error}")

@@ -22,11 +22,11 @@ import torch
 
 import a3c_mp
 from a3c_mp.config import FORMAT, PLACE, CommonArgs, check_name, flag_name, has_checkpoint
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.processes.program import git_commit
 from a3c_mp.run.followed import tell
 
-OF_A_START = "config.json", "events.out.tfevents.*", "tracker_id", "checkpoints/best_????????????.*"
+OF_A_START = "config.json", "events.out.tfevents.*", "tracker_id", "checkpoints/????_????????????.*"
 """files that another start does not replace"""
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # what file systems answer that cannot sync a folder
 
@@ -65,6 +65,13 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
             raise
     tell(folder=str(folder))
     return folder, lock, warning
+
+
+def check_owned(folder: Path, lock: TextIO) -> None:
+    """Raise CheckpointError if the folder of a run was replaced by that of another one, which has a lock of its own."""
+    found = folder / ".lock"
+    if not lock.closed and found.exists() and not os.path.samestat(os.fstat(lock.fileno()), found.stat()):
+        raise CheckpointError(f"{folder} belongs to another run now")
 
 
 def has_files(args: CommonArgs) -> bool:

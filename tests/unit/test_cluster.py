@@ -25,7 +25,7 @@ import torch
 import torch.multiprocessing as mp
 from gymnasium.spaces import Box, Discrete
 from harness import RAY_DQN, still_alive
-from inline_ray import ActorUnavailableError, ObjectLostError, RayActorError
+from inline_ray import ActorUnavailableError, ObjectLostError, OutOfMemoryError, RayActorError, Reference
 from nodes import free_port
 from torch import nn
 
@@ -259,6 +259,14 @@ def test_a_shard_that_is_killed_is_replaced_by_an_empty_one(make_replay, session
     replay._replace(0, "The actor died because its node has died.")
     with pytest.raises(WorkerError, match="replay shard 0 died; no restart is left"):
         replay._replace(0, "The actor died.")
+
+
+def test_so_is_one_that_ray_kills_for_want_of_memory(make_replay, tape):
+    replay = make_replay(lambda number: shard_of(9, number), 1)
+    answer = Reference()
+    answer.set_exception(OutOfMemoryError("the node has too little memory"))
+    assert replay._take_reply(0, replay.shards[0], answer) is None
+    assert tape.messages == ["replay shard 0 died; its 0 transitions are lost, an empty one is started"]
 
 
 def test_a_part_of_a_batch_that_is_lost_with_its_node_is_asked_for_again(make_replay, session, monkeypatch):

@@ -242,6 +242,23 @@ def test_a_run_whose_last_state_is_not_saved_has_failed_and_names_the_last_check
     assert f"the last checkpoint is {newest}; continue with python train_x.py --resume {run.folder}\n" in log
 
 
+def test_a_run_whose_folder_is_deleted_and_taken_by_another_leaves_that_as_it_is(args, capsys):
+    named = replace(args, run_name="r")
+    with a_run(named) as run:
+        run.record_rollout(10, [], 0, 0)
+        shutil.rmtree(run.folder)
+        with a_run(named) as other:
+            other.record_rollout(5, [], 0, 0)
+            run.save()
+        run.record_rollout(10, [], 0, 0)
+    assert run.exit_code == 1
+    assert [path.name for path in other.checkpointer.folder.glob("step_*.pt")] == [f"step_{5:012d}.pt"]
+    assert json.loads((other.folder / "summary.json").read_text())["steps"] == 5
+    assert f"not written to {other.checkpointer.folder}: {other.folder} belongs to another run now" in (
+        capsys.readouterr().out
+    )
+
+
 def test_a_run_folder_that_is_deleted_is_missed_and_not_made_again(args, capsys):
     with a_run(args) as run:
         run.record_rollout(10, [], 0, 0)
