@@ -39,7 +39,7 @@ ALGORITHMS = {
 def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: tuple[Any, ...]) -> Callable[..., Any]:
     """An actor on some node: that of chapter 3 or 4, with memory of its own whose content is sent after each call."""
     packer, weights, replay, spaces = setup
-    weights.device = ray_trainer.check_node(args, spaces)  # a GPU where Ray gives it one; spaces may be others here
+    weights.device = ray_trainer.check_node(args, spaces, channel.actor + 1)  # a GPU where Ray gives it one
     fields, states = packer.empty(), SentStates(args.deterministic)
     rows = replay and Outbox(replay, args.block_length, args.n_step, channel.restored)  # dqn: for a replay shard
     channel.memory = memory = Memory(OneSlot(fields), weights, states, weights.dtype, args.in_order, rows and rows.ring)

@@ -150,6 +150,6 @@ def make_policy(net: nn.Module, action_space: gymnasium.Space) -> evaluate.Polic
 
     @torch.inference_mode()
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-        return to_env(net(torch.from_numpy(obs))[0].float().numpy())
+        return to_env(net(torch.from_numpy(obs))[0].float().nan_to_num().numpy())  # of NaN any action will do
 
     return act

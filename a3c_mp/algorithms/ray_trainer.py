@@ -217,14 +217,14 @@ def check_gpu(args: Any, reserved: str) -> None:
         raise ConfigError("trainer-gpus", args.trainer_gpus, why, f"start it with CUDA_VISIBLE_DEVICES={reserved}")
 
 
-def check_node(args: Any, expected: tuple[gymnasium.Space, gymnasium.Space] | None) -> torch.device:
+def check_node(args: Any, expected: tuple[gymnasium.Space, gymnasium.Space] | None, number: int = 0) -> torch.device:
     """Return the device on which the net of an actor acts: the GPU that Ray gives it, if it gives one.
 
     Raises ConfigError if torch cannot use it, the environment cannot be made or has other spaces than the trainer's.
     """
-    own_spaces = probe_env(args.env_id) if expected else ()
+    own_spaces = probe_env(args.env_id, number=number) if expected else ()
     for kind, own, theirs in zip(("observations", "actions"), own_spaces, expected or (), strict=False):
-        if own != theirs:
+        if (own, str(own)) != (theirs, str(theirs)):  # the text says whether actions are masked
             why = f"its {kind} are {own} there, {theirs} here"
             raise ConfigError("env-id", args.env_id, why, "install the same environment on all nodes")
     try:

@@ -165,8 +165,8 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets) -> dict[str, An
         if not is_atari and (name not in presets or kwargs or wrappers.extras_of(env_id).wrapper):
             obs_space, action_space = wrappers.spaces(env_id)
             kinds = ["images"] if is_image(obs_space) else []
-            if name in presets and isinstance(action_space, Box) != isinstance(wrappers.spaces(name)[1], Box):
-                presets = {}  # a wrapper, or an argument, has made other actions
+            if name in presets and _kinds(obs_space, action_space) != _kinds(*wrappers.spaces(name)):
+                presets = {}  # a wrapper, or an argument, has made others
         if name not in presets:
             goal = wrappers.find_spec(env_id).reward_threshold
             found["stop_return"] = None if goal is None else float(goal)
@@ -189,6 +189,10 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets) -> dict[str, An
         settings.pop("explore_envs", None)  # it repeats discrete actions
         settings.pop("genes", None)  # of images: an entropy coefficient, which is 0 here
     return settings
+
+
+def _kinds(obs_space: Any, action_space: Any) -> tuple[bool, bool]:
+    return is_image(obs_space), isinstance(action_space, Box)
 
 
 def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,10 +128,8 @@ class ResumeStates:
     def state_dict(self) -> dict[str, Any]:
         actors = []
         for state in self.actors if self.slots is not None else []:
-            games, successor_state = (
-                {name: torch.from_numpy(array) for name, array in arrays.items()}
-                for arrays in (state.games.state_dict(), state.successor_state)
-            )
+            parts = state.games.state_dict(), state.successor_state
+            games, successor_state = ({name: torch.from_numpy(array) for name, array in p.items()} for p in parts)
             counts = [state.rollouts, state.messages]
             actors.append({"games": games, "counts": counts, "successor_state": successor_state})
         return {"start": self.start, "messages": self.layout.messages, "actors": actors}

@@ -142,8 +142,7 @@ def _check_own_net(net: Any, obs_shape: tuple[int, ...], shapes: tuple[tuple[int
         if (isinstance(layer, _DropoutNd) and layer.training and layer.p > 0) or isinstance(layer, _BatchNorm):
             what = f"{name or 'the net'} is {type(layer).__name__}"
             raise TypeError(f"{what}; its outputs for one observation would differ in actors and learner")
-    fixed = [key for key, value in net.state_dict().items() if not value.is_floating_point()]
-    if fixed:
+    if fixed := [key for key, value in net.state_dict().items() if not value.is_floating_point()]:
         raise TypeError(f"{fixed[0]} is not floating-point; layers that count batches cannot be shared with actors")
     obs = torch.zeros(3, *obs_shape, dtype=torch.uint8 if net.norm.image else torch.float32)
     with torch.no_grad():  # no decorator: it would be the place of the errors below

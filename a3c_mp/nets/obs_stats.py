@@ -11,8 +11,8 @@ FAR = 1e6
 FAR_FROM_EQUALS = 1e15  # the same distance, in units of the feature, where all others are equal; most that nets see
 SMALLEST = 2.0**-34  # values and deviations below it count as 0
 RARE = 1e-4  # share of a feature's values below which a bin does not say on which scale the feature varies
-COMMON = 0.05  # share of a feature's values above which a bin of several values is no failure of a sensor
-ROUNDED = 1e-6  # share of a value by which sines and other results of several roundings to float32 differ
+COMMON = 0.05  # share of a feature's values above which several that differ are no failure of a sensor
+ROUNDED = 4e-6  # share of the other values that is rounding to float32, as in sines of headings that were added up
 LARGEST_EXPONENT = 128
 MANY_FEATURES = 4096
 """features beyond which bins are 256 times as wide as the last one, instead of twice: they take less memory"""
@@ -90,8 +90,8 @@ class VectorStats:
         and infinities are left out.
         """
         rows = max(VALUES_AT_ONCE // self.moments.shape[2], ROWS_AT_ONCE)
-        if rows < len(obs):  # of all environments: no multiple of a step, which could be their number
-            obs = obs[torch.linspace(0, len(obs) - 1, rows).long()]
+        if rows < len(obs):  # of all environments: a fixed step could be their number
+            obs = obs[torch.randperm(len(obs), generator=torch.Generator().manual_seed(0))[:rows]]
         values = obs.flatten(1).cpu().double()
         bins = self._bins(values)
         finite = values.isfinite()
@@ -115,19 +115,20 @@ class VectorStats:
         """Mean and deviation [n] of the bins of each feature that belong together."""
         used = self.moments[0].any(dim=1)
         count, mean, deviation = self.moments[:, used].double()  # [K, n] each, in the order of the values
-        core = _core(count, mean, deviation)
+        core, is_noise = _core(count, mean, deviation)
         centre = mean.gather(0, core[None])
         order = (mean - centre).abs().where(count > 0, math.inf).argsort(dim=0, stable=True)  # from the core outwards
-        count, mean, deviation = (part.gather(0, order) for part in (count, mean, deviation))
-        distance = mean - centre
-        num = count.cumsum(0)
+        count, mean, deviation, is_noise = (part.gather(0, order) for part in (count, mean, deviation, is_noise))
+        distance, num = mean - centre, count.cumsum(0)
         means = (count * distance).cumsum(0) / num
         deviations = ((count * (deviation.square() + distance.square())).cumsum(0) / num - means.square()).clamp(min=0)
         deviations, means = deviations.sqrt(), means + centre
         found, varying = _without_noise(deviations, means), _without_noise(deviations, means, ROUNDED)
         limit = torch.where(found > 0, FAR * found, FAR_FROM_EQUALS)
         alike = (mean[1:].abs() / means[:-1].abs()).log10().abs() <= 2  # enough, where others may be rounding
-        joins = ((mean[1:] - means[:-1]).abs() <= limit[:-1]) | (alike & (varying[:-1] == 0))
+        joins = ((mean[1:] - means[:-1]).abs() <= limit[:-1]) | (alike & (varying[:-1] == 0)) | is_noise[1:]
+        solid = (count >= COMMON * num[-1]) & (_without_noise(deviation, mean) > 0)
+        joins |= solid.int().flip(0).cummax(0).values.flip(0)[1:] > 0
         last = (joins & (count[1:] > 0)).cumprod(0).sum(0, keepdim=True)  # the last bin that belongs to the others
         return means.gather(0, last)[0], torch.where(found > 0, found, 1.0).gather(0, last)[0]
 
@@ -138,27 +139,29 @@ class VectorStats:
         self.moments.copy_(state["moments"])
 
 
-def _core(count: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
-    """The bin [n] of each feature to begin with: the largest of those that vary on the scale of the feature.
+def _core(count: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+    """The bin [n] of each feature to begin with, the largest of those on its scale; which bins are noise, bool [K, n].
 
     A bin's scale is its deviation or, if all of its values are equal, the distance to the next bin. Where a sensor has
     no reading in most states, the value that stands for it has a scale far above that of the readings. What stands for
-    it is one value: where a common bin has several, others that vary far less are rounding noise. So are bins of one
-    value each, far closer to each other than the common ones but the farthest (two values for no reading hide such).
+    it is one value: where many values differ, others that vary far less are noise. So are those that vary as much as
+    rounding to float32 makes the second largest scale vary (the largest may be that of no reading).
     """
-    there = count > 0
+    there, total = count > 0, count.sum(0)
     below = mean.where(there, -math.inf).cummax(0).values.roll(1, 0)
     above = mean.where(there, math.inf).flip(0).cummin(0).values.flip(0).roll(-1, 0)
     below[0], above[-1] = -math.inf, math.inf
     scale = _without_noise(deviation, mean, ROUNDED)
-    is_common = count >= COMMON * count.sum(0)
-    noise = scale.where(is_common, 0.0).amax(0) / FAR  # cos(pi / 2) is 6e-17, or 4e-8 in float32
-    varies, scale = scale > 0, torch.where(scale > 0, scale, torch.minimum(mean - below, above - mean))
-    second = scale.where(is_common, 0.0).sort(dim=0).values[-2:][0]  # the first may be that of no reading
-    noise = torch.where(varies, noise, torch.maximum(noise, ROUNDED * second))
+    order = scale.argsort(dim=0, descending=True, stable=True)
+    many = count.gather(0, order).cumsum(0) >= COMMON * total
+    noise = scale.gather(0, order).where(many, 0.0).amax(0) / FAR  # cos(pi / 2) is 6e-17, or 4e-8 in float32
+    scale = torch.where(scale > 0, scale, torch.minimum(mean - below, above - mean))
+    second = scale.where(count >= RARE * total, 0.0).sort(dim=0).values[-2:][0]
+    rounding = scale.where((count >= COMMON * total) & (scale <= ROUNDED * second), 0.0).amax(0)
+    noise = torch.where(rounding >= 1e-8 * second, torch.maximum(noise, ROUNDED * second), noise)
     scale = scale.where(there & (scale > noise), math.inf)
-    smallest = scale.where(count >= RARE * count.sum(0), math.inf).amin(0)
-    return count.where(scale <= FAR * smallest, -1.0).argmax(0)
+    smallest = scale.where(count >= RARE * total, math.inf).amin(0)
+    return count.where(scale <= FAR * smallest, -1.0).argmax(0), there & scale.isinf()
 
 
 def _without_noise(deviation: Tensor, mean: Tensor, share: float = 1e-7) -> Tensor:

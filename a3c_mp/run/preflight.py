@@ -189,13 +189,13 @@ def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
 
 
 def probe_env(
-    env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS
+    env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS, number: int = 0
 ) -> tuple[gymnasium.Space, gymnasium.Space]:
-    """(observation space, action space) of an environment, which is made, stepped and closed for it.
+    """(observation space, action space) of an environment that this process, of a `number`, makes, steps and closes.
 
     Raises ConfigError if it cannot be made, has no `actions` of this class, breaks gymnasium's API or ends the process.
     """
-    process = (0, *getattr(multiprocessing.current_process(), "_identity", ()))[-1]  # children may try it at once
+    process = (number, *getattr(multiprocessing.current_process(), "_identity", ()))[-1]  # children may try it at once
     wrappers.assume_identity(wrappers.OUTSIDE, process)
     env: Any = None
     masked = False

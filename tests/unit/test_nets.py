@@ -197,6 +197,50 @@ def test_sines_of_a_few_headings_keep_their_scale_beside_their_rounding_noise(an
     torch.testing.assert_close(norm.scale, torch.full((1, 2), 2**0.5), rtol=0.01, atol=0)
 
 
+def turned(rng, steps=700):
+    """Cosines of headings to which quarter turns are added, wrapped to [-pi, pi]; all in float32."""
+    heading, pi, found = np.zeros(16, np.float32), np.float32(np.pi), []
+    for _ in range(steps):
+        heading = (heading + rng.integers(-1, 2, 16).astype(np.float32) * (pi / 2) + pi) % (2 * pi) - pi
+        found.append(np.cos(heading))
+    return np.concatenate(found)
+
+
+def moved(rng, steps=700):
+    """Differences of float32 positions: steps of 0.1, which walls stop, and half of the time none."""
+    place, found = np.zeros(16, np.float32), []
+    for _ in range(steps):
+        step = np.where(rng.random(16) < 0.5, 0, rng.choice([-0.1, 0.1], 16)).astype(np.float32)
+        before, place = place, np.clip(place + step, np.float32(0), np.float32(3))
+        found.append(place - before)
+    return np.concatenate(found)
+
+
+def spread(rng):
+    """Speed * cos(heading) on roads that mostly lead north: few values that are spread widely, beside noise at 0."""
+    signs, noise = rng.choice([-1, 1], 10_000), 3e-8 * rng.normal(size=10_000)
+    return np.where(rng.random(10_000) < 0.15, rng.uniform(0.1, 1, 10_000) * signs, noise)
+
+
+@pytest.mark.parametrize("draw", [turned, moved, spread])
+def test_rounding_that_differs_from_step_to_step_is_not_taken_for_the_scale(draw):
+    values = torch.from_numpy(draw(np.random.default_rng(1))).float()[:, None]
+    norm = ObsNorm((1,), image=False)
+    assert sum(norm.update(part) for part in values.split(1000)[:3]) + norm.update(values) == 0
+    assert norm.scale.item() == pytest.approx(1 / values.std().item(), rel=0.1)
+
+
+@pytest.mark.parametrize("envs", [8, 32])
+@pytest.mark.parametrize("width", [773, 1520, 2950, 5600])
+def test_statistics_of_wide_vectors_are_of_all_environments(envs, width):
+    """Each has a constant of its own."""
+    rollout = torch.arange(float(envs)).repeat(1024 // envs)[:, None].expand(1024, width)
+    norm = ObsNorm((width,), image=False)
+    norm.update(rollout)
+    assert (norm.scale * rollout.std(dim=0, correction=0) < 2).all(), "they differ as all do"
+    assert (norm.scale * rollout.std(dim=0, correction=0) > 0.5).all()
+
+
 @pytest.mark.parametrize(("offset", "deviation", "absurd"), [(5e6, 2, 1e9), (5e6, 2, 0), (1e6, 0.3, 1e12)])
 def test_an_absurd_value_is_left_out_where_values_differ_by_little_of_their_size(offset, deviation, absurd):
     values = torch.from_numpy(np.random.default_rng(0).normal(offset, deviation, 4000)).float()[:, None]
