@@ -27,7 +27,7 @@ from bench.records import RESULTS, Result
 
 CHAPTERS = {
     "a3c_data": ("[1 A3C by data](docs/a3c_data.md)", "unsure: start here (asynchronous PPO)"),
-    "a3c_grad": ("[2 A3C by gradients](docs/a3c_grad.md)", "there are many cores, or for A2C"),
+    "a3c_grad": ("[2 A3C by gradients](docs/a3c_grad.md)", "cores are many, or for A2C"),
     "apex_dqn": ("[3 Ape-X DQN, DDPG](docs/apex.md)", "steps are worth learning from again"),
     "impala": ("[4 IMPALA](docs/impala.md)", "the net has an LSTM, or learning is slow"),
     "task": ("[5 Tasks](docs/task.md)", "machines join and leave"),

@@ -223,12 +223,11 @@ class Run(RunState):
             self._attempt("checkpoint", self.save)
             self.unsaved = self.checkpointer.saved_steps != self.steps
             self.exit_code = 1 if self.unsaved else self.exit_code
-        self._attempt("summary", lambda: run_dir.write_json(self.folder / "summary.json", self.summary()))
+        self._attempt("summary", lambda: run_dir.write_summary(self.folder, self.lock, self.summary()))
 
     def _attempt(self, what: str, write: Callable[[], None]) -> None:
         """Write something at the end of a run; a failure (a full disk, a lost GPU) must not prevent the rest."""
         try:
-            run_dir.check_owned(self.folder, self.lock)
             write()
         except Exception as error:
             self.log.warning(f"{what} not written: {error}")

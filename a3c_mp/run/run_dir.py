@@ -74,6 +74,11 @@ def check_owned(folder: Path, lock: TextIO) -> None:
         raise CheckpointError(f"{folder} belongs to another run now")
 
 
+def write_summary(folder: Path, lock: TextIO, summary: dict[str, Any]) -> None:
+    check_owned(folder, lock)
+    write_json(folder / "summary.json", summary)
+
+
 def has_files(args: CommonArgs) -> bool:
     """Whether there is a folder of this run that is not empty; an empty one, a driver may have made."""
     folder = args.runs_dir / (args.run_name or "")
