@@ -170,7 +170,7 @@ def main() -> int:
         name = f"solve-{args.chapter}-{env_id}-{row}-s{seed}"
         folder = common.train([*commands[row], f"--seed={seed}"], args, name, steps)
         found = outcome(folder, steps)
-        if found["steps"] and (folder / "lineage.csv").exists():  # a generation has ended
+        if found.get("steps") and (folder / "lineage.csv").exists():  # a generation has ended
             found |= population_outcome(folder, settings[row]["stop_return"])
         return found | (play(folder, args.play) if args.play else {})
 

@@ -184,10 +184,11 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets) -> dict[str, An
     layers.append(("changes", getattr(args_class, "changes", {}).get(name, {})))
     settings: dict[str, Any] = {}
     for where, layer in layers:
+        if where == "images" and "continuous" in kinds:
+            layer = {name: value for name, value in layer.items() if name != "genes"}  # of entropy_coef above 0
         settings |= {field: value for field, value in layer.items() if where in own or field not in own}
     if "continuous" in kinds:
         settings.pop("explore_envs", None)  # it repeats discrete actions
-        settings.pop("genes", None)  # of images: an entropy coefficient, which is 0 here
     return settings
 
 

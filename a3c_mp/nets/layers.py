@@ -56,9 +56,8 @@ def image_torso(
 ) -> nn.Module:
     """The `convolutions` of images, joined with a vector if observations have one beside them."""
     torso = convolutions(net, image_shape[0])
-    if obs_shape == image_shape:
-        return torso
-    return JoinedTorso(torso, image_shape, obs_shape[0] - torch.Size(image_shape).numel())
+    numbers = torch.Size(obs_shape).numel() - torch.Size(image_shape).numel()
+    return JoinedTorso(torso, image_shape, numbers) if numbers else torso
 
 
 def convolutions(net: str | Sequence[tuple[int, ...]], channels: int) -> nn.Sequential:

@@ -91,7 +91,8 @@ class VectorStats:
         """
         rows = max(VALUES_AT_ONCE // self.moments.shape[2], ROWS_AT_ONCE)
         if rows < len(obs):  # of all environments: a fixed step could be their number
-            obs = obs[torch.randperm(len(obs), generator=torch.Generator().manual_seed(0))[:rows]]
+            seen = torch.Generator().manual_seed(int(self.moments[0].double().sum()))
+            obs = obs[torch.randperm(len(obs), generator=seen)[:rows]]
         values = obs.flatten(1).cpu().double()
         bins = self._bins(values)
         finite = values.isfinite()
@@ -113,8 +114,7 @@ class VectorStats:
 
     def _solve(self) -> tuple[Tensor, Tensor]:
         """Mean and deviation [n] of the bins of each feature that belong together."""
-        used = self.moments[0].any(dim=1)
-        count, mean, deviation = self.moments[:, used].double()  # [K, n] each, in the order of the values
+        count, mean, deviation = self.moments[:, self.moments[0].any(dim=1)].double()  # [K, n] each, by values
         core, is_noise = _core(count, mean, deviation)
         centre = mean.gather(0, core[None])
         order = (mean - centre).abs().where(count > 0, math.inf).argsort(dim=0, stable=True)  # from the core outwards
@@ -128,7 +128,7 @@ class VectorStats:
         alike = (mean[1:].abs() / means[:-1].abs()).log10().abs() <= 2  # enough, where others may be rounding
         joins = ((mean[1:] - means[:-1]).abs() <= limit[:-1]) | (alike & (varying[:-1] == 0)) | is_noise[1:]
         solid = (count >= COMMON * num[-1]) & (_without_noise(deviation, mean) > 0)
-        joins |= solid.int().flip(0).cummax(0).values.flip(0)[1:] > 0
+        joins |= (solid.int().flip(0).cummax(0).values.flip(0)[1:] > 0) & (varying[:-1] == 0)
         last = (joins & (count[1:] > 0)).cumprod(0).sum(0, keepdim=True)  # the last bin that belongs to the others
         return means.gather(0, last)[0], torch.where(found > 0, found, 1.0).gather(0, last)[0]
 
@@ -145,7 +145,7 @@ def _core(count: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tenso
     A bin's scale is its deviation or, if all of its values are equal, the distance to the next bin. Where a sensor has
     no reading in most states, the value that stands for it has a scale far above that of the readings. What stands for
     it is one value: where many values differ, others that vary far less are noise. So are those that vary as much as
-    rounding to float32 makes the second largest scale vary (the largest may be that of no reading).
+    rounding to float32 makes the others vary, without the largest: that may be of no reading (two such hide some).
     """
     there, total = count > 0, count.sum(0)
     below = mean.where(there, -math.inf).cummax(0).values.roll(1, 0)
@@ -156,7 +156,9 @@ def _core(count: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tenso
     many = count.gather(0, order).cumsum(0) >= COMMON * total
     noise = scale.gather(0, order).where(many, 0.0).amax(0) / FAR  # cos(pi / 2) is 6e-17, or 4e-8 in float32
     scale = torch.where(scale > 0, scale, torch.minimum(mean - below, above - mean))
-    second = scale.where(count >= RARE * total, 0.0).sort(dim=0).values[-2:][0]
+    order = scale.argsort(dim=0, descending=True, stable=True)
+    many = count.gather(0, order).cumsum(0) - count.gather(0, order[:1]) >= COMMON * total
+    second = scale.gather(0, order).where(many, 0.0).amax(0)
     rounding = scale.where((count >= COMMON * total) & (scale <= ROUNDED * second), 0.0).amax(0)
     noise = torch.where(rounding >= 1e-8 * second, torch.maximum(noise, ROUNDED * second), noise)
     scale = scale.where(there & (scale > noise), math.inf)

@@ -13,7 +13,7 @@ from a3c_mp.data.transitions import episode_stats_spec
 from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.population.evolution import Genome, Member, first_members, fittest_first, largest_genome, possible_parents
 from a3c_mp.population.growth import MemberState, Record, Spaces, breed, make_net
-from a3c_mp.population.settings import Args
+from a3c_mp.population.settings import Args, check_genome
 from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
 from a3c_mp.processes.slots import Slots, Spec, shared_counters
 from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
@@ -197,10 +197,7 @@ class Population:
         for place, saved in enumerate(state["members"]):
             genome = Genome.from_json(saved["genome"]).with_genes(self.args)
             self.members[place] = Member(**{name: saved[name] for name in Member._fields} | {"genome": genome})
-            sizes = [(len(genome.hidden), self.args.layers_range), (max(genome.hidden), self.args.units_range)]
-            sizes += [(each.channels, self.args.channels_range) for each in genome.convolutions]
-            if any(size > most for size, (_, most) in sizes):
-                raise ValueError(f"member {saved['id']} has layers beyond the ranges: {genome.layers}")
+            check_genome(self.args, genome, saved["id"])
             member = MemberState.make(self.spaces, genome, self.args)
             for part, content in zip(member.parts, saved["state"], strict=True):
                 part.load_state_dict(content)

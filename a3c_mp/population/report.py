@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from a3c_mp.data.episodes import episodes_at
+from a3c_mp.errors import CheckpointError
 from a3c_mp.nets.obs_stats import FAR
 from a3c_mp.population.evolution import Member, describe_genes
 from a3c_mp.population.member import Confirmation
@@ -19,7 +20,7 @@ from a3c_mp.run.evaluation import PlayedGames
 from a3c_mp.run.guard import count
 from a3c_mp.run.mean_return import short_return
 from a3c_mp.run.run import Run
-from a3c_mp.run.run_dir import write_atomically
+from a3c_mp.run.run_dir import check_owned, write_atomically
 
 CUT, FAILED = "evaluation_games_at_max_steps", "evaluation_games_not_finite"
 LONG = "evaluation_games_beyond_training"
@@ -164,8 +165,9 @@ class Report:
         writer.writeheader()
         writer.writerows(self.lineage)
         try:
+            check_owned(self.path.parent, self.run.lock)
             write_atomically(self.path, text.getvalue().encode())
-        except OSError as error:  # the next generation writes these lines too
+        except (OSError, CheckpointError) as error:  # the next generation writes these lines too
             self.run.log.warning(f"{self.path} not written: {error}")
 
 

@@ -156,6 +156,17 @@ class Args(RewardArgs, CommonArgs):
         return -(-self.generation_steps // self.num_envs)
 
 
+def check_genome(args: Args, genome: Any, member: int) -> None:
+    """Raise ConfigError if a member has grown beyond the ranges of architectures: records have no room for it."""
+    layers = genome.convolutions
+    sizes = {"layers_range": [len(genome.hidden)], "units_range": genome.hidden, "convolutions_range": [len(layers)]}
+    sizes |= {"channels_range": [c.channels for c in layers], "kernels_range": [c.kernel for c in layers]}
+    for name, found in sizes.items():
+        if found and max(found) > (most := getattr(args, name)[1]):
+            why = f"member {member} has {max(found)}, as it grew before"
+            raise ConfigError(flag_name(name), most, why, "widen the range")
+
+
 def check_settings(args: Args, image: bool) -> None:
     """Raise ConfigError for settings that do not fit each other, or that this chapter does not have."""
     if args.tournament_size > args.population:

@@ -50,8 +50,10 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
     @torch.inference_mode()
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         nonlocal state
-        new = [torch.from_numpy(starts) | ~part.isfinite().all(dim=1) for part in state]  # as actors do
-        state = net.initial_state(len(obs)) if starts.all() else [*map(reset_state, state, new)]
+        if starts.all():
+            state = net.initial_state(len(obs))
+        else:  # as actors do
+            state = [reset_state(s, torch.from_numpy(starts) | ~s.isfinite().all(dim=1)) for s in state]
         logits, _, *state = net(torch.from_numpy(obs), *state)
         policy = net.distribution(mask_logits(logits.float(), mask))
         return to_env((policy.mode() if greedy else policy.sample(rng)).numpy())

@@ -19,9 +19,8 @@ environments has such a game (rallies in Pong can last for 27,000 steps); and af
 
 def short_return(value: float) -> str:
     """A return for the log: one decimal, two if it is smaller than 10, two digits if it is smaller than 0.1."""
-    if 0 < abs(value) < 0.1:
-        return f"{value:.2g}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    digits = ".2g" if 0 < abs(value) < 0.1 else ".1f" if abs(value) >= 10 else ".2f"
+    return f"{value:{digits}}"
 
 
 CountedEpisode = tuple[int, Episode]  # actor, and its game that enters the mean return

@@ -187,7 +187,7 @@ class Run(RunState):
             self.log.log(level, line)
         console.drain()
         if not is_kept:  # nothing was learned: a new folder would be in the way of another start
-            run_dir.discard_folder(self.folder, *self._makes)
+            run_dir.discard_folder(self.folder, self.lock, *self._makes)
         self._cleanup.close()
         return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
 

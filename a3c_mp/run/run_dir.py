@@ -26,7 +26,12 @@ from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.processes.program import git_commit
 from a3c_mp.run.followed import tell
 
-OF_A_START = "config.json", "events.out.tfevents.*", "tracker_id", "checkpoints/????_????????????.*"
+OF_A_START = (
+    "config.json",
+    "events.out.tfevents.*",
+    "tracker_id",
+    *(f"checkpoints/{kind}_{12 * '[0-9]'}.*" for kind in ("step", "best")),
+)
 """files that another start does not replace"""
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # what file systems answer that cannot sync a folder
 
@@ -85,11 +90,12 @@ def has_files(args: CommonArgs) -> bool:
     return args.run_name is not None and os.path.isdir(folder) and any(folder.glob("*"))
 
 
-def discard_folder(folder: Path, made_runs_dir: bool, made_folder: bool) -> None:
-    """Remove the folder of a run that holds its lock, and the one for runs if empty, where this start made them."""
-    if made_folder:
-        shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):
+def discard_folder(folder: Path, lock: TextIO, made_runs_dir: bool, made_folder: bool) -> None:
+    """Remove the folder of a run, and the one for runs if empty, where this start made them."""
+    with suppress(OSError, CheckpointError):
+        check_owned(folder, lock)
+        if made_folder:
+            shutil.rmtree(folder, ignore_errors=True)
         if made_runs_dir:
             folder.parent.rmdir()
 

@@ -241,6 +241,19 @@ def test_statistics_of_wide_vectors_are_of_all_environments(envs, width):
     assert (norm.scale * rollout.std(dim=0, correction=0) > 0.5).all()
 
 
+@pytest.mark.parametrize("share", [0.06, 0.3])
+@pytest.mark.parametrize("absurd", ["codes", "parked"])
+def test_absurd_values_that_differ_a_little_or_are_of_two_kinds_are_left_out(absurd, share):
+    """Positions of an absent object relative to the agent's, or rare codes for below and above the range."""
+    rng = np.random.default_rng(0)
+    others, draw = rng.normal(size=20_000), rng.random(20_000)
+    far = 3e6 - rng.normal(size=20_000) if absurd == "parked" else rng.choice([-1e7, 1e7], 20_000)
+    values = np.where(draw < (share if absurd == "parked" else share / 100), far, others)
+    norm = ObsNorm((1,), image=False)
+    norm.update(torch.from_numpy(values).float()[:, None])
+    assert norm.scale.item() == pytest.approx(1, rel=0.05)
+
+
 @pytest.mark.parametrize(("offset", "deviation", "absurd"), [(5e6, 2, 1e9), (5e6, 2, 0), (1e6, 0.3, 1e12)])
 def test_an_absurd_value_is_left_out_where_values_differ_by_little_of_their_size(offset, deviation, absurd):
     values = torch.from_numpy(np.random.default_rng(0).normal(offset, deviation, 4000)).float()[:, None]
