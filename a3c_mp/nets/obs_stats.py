@@ -127,7 +127,7 @@ class VectorStats:
         limit = torch.where(found > 0, FAR * found, FAR_FROM_EQUALS)
         alike = (mean[1:].abs() / means[:-1].abs()).log10().abs() <= 2  # enough, where others may be rounding
         joins = ((mean[1:] - means[:-1]).abs() <= limit[:-1]) | (alike & (varying[:-1] == 0)) | is_noise[1:]
-        solid = (count >= COMMON * num[-1]) & (_without_noise(deviation, mean) > 0)
+        solid = (count >= COMMON * num[-1]) & (_without_noise(deviation, mean) > 0)  # no failed sensor gives these
         joins |= (solid.int().flip(0).cummax(0).values.flip(0)[1:] > 0) & (varying[:-1] == 0)
         last = (joins & (count[1:] > 0)).cumprod(0).sum(0, keepdim=True)  # the last bin that belongs to the others
         return means.gather(0, last)[0], torch.where(found > 0, found, 1.0).gather(0, last)[0]
@@ -160,7 +160,7 @@ def _core(count: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tenso
     many = count.gather(0, order).cumsum(0) - count.gather(0, order[:1]) >= COMMON * total
     second = scale.gather(0, order).where(many, 0.0).amax(0)
     rounding = scale.where((count >= COMMON * total) & (scale <= ROUNDED * second), 0.0).amax(0)
-    noise = torch.where(rounding >= 1e-8 * second, torch.maximum(noise, ROUNDED * second), noise)
+    noise = torch.where(rounding >= 1e-8 * second, torch.maximum(noise, ROUNDED * second), noise)  # not below 1e-8
     scale = scale.where(there & (scale > noise), math.inf)
     smallest = scale.where(count >= RARE * total, math.inf).amin(0)
     return count.where(scale <= FAR * smallest, -1.0).argmax(0), there & scale.isinf()

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from a3c_mp.errors import TrainingError
@@ -170,7 +171,13 @@ class Means:
     def pop(self) -> dict[str, float]:
         """Return the means; the next ones are of what is added from now on."""
         values, self.values = self.values, defaultdict(list)
-        return {name: float(sum(found) / len(found)) for name, found in values.items()}
+        return {name: _mean(found) for name, found in values.items()}
+
+
+def _mean(found: Sequence[Tensor | float]) -> float:
+    """The mean of numbers and of tensors on one device, in one operation there."""
+    device = next((value.device for value in found if isinstance(value, Tensor)), None)
+    return torch.stack([torch.as_tensor(value, dtype=torch.float32, device=device) for value in found]).mean().item()
 
 
 class RateClock:
