@@ -10,7 +10,7 @@ Games are played greedily, unless `--sampled` is given.
 import a3c_mp  # noqa: F401  # isort: skip  (first: Ctrl-C ends the script in one line from here on)
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,7 @@ from a3c_mp.run.banner import net_name
 from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
-from a3c_mp.wrappers import ActionScaling
+from a3c_mp.wrappers import ActionScaling, close
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
         print(f"{text} (with exploration, in part by earlier weights)")
         scores = [game.episode_return for game in played]
         is_cut = any(game.length >= args.max_steps for game in played)
-        is_worse = np.mean(returns) - np.mean(scores) > max(np.std(returns), np.std(scores))
+        with np.errstate(invalid="ignore"):
+            is_worse = np.mean(returns) - np.mean(scores) > max(np.std(returns), np.std(scores))
         if is_worse and not (args.sampled or run.algo or is_cut):
             print("that is much more than these greedy games: --sampled plays with the policy's own probabilities")
 
@@ -138,11 +139,10 @@ def print_scores(played: Sequence[Episode], args: Args) -> None:
     if len(played) < args.episodes:
         print(f"stopped after {len(played)} of {args.episodes} games: short ones, which end first, count too much")
     scores, lengths = np.array([game.episode_return for game in played]), np.array([game.length for game in played])
-    print("raw scores: " + " ".join(f"{score:g}" for score in scores))
-    print(
-        f"mean {scores.mean():.2f}, standard deviation {scores.std():.2f}, min {scores.min():g}, max {scores.max():g}, "
-        f"{len(scores)} games of {lengths.mean():.0f} steps on average"
-    )
+    print("raw scores: " + " ".join(f"{score:.10g}" for score in scores))
+    with np.errstate(invalid="ignore"):  # of infinite ones
+        spread = f"standard deviation {scores.std():.2f}, min {scores.min():.10g}, max {scores.max():.10g}"
+    print(f"mean {scores.mean():.2f}, {spread}, {len(scores)} games of {lengths.mean():.0f} steps on average")
     if cut := (lengths >= args.max_steps).sum():
         print(f"{cut} of them reached {args.max_steps:,} steps, where they are cut (--max-steps)")
 
@@ -166,16 +166,18 @@ def main() -> int:
     print(f"{description(run, args)}, seed {seed}")
     play(run, policy, args)
     if args.window:
-        with closing(rendered[0]) as env:
-            game = export.play_rendered(policy, env, seed=seed, max_steps=steps)
-        print(f"in the window: a game of {game.length} steps, score {game.episode_return:g}")
+        with ExitStack() as stack:
+            stack.callback(close, rendered[0])
+            game = export.play_rendered(policy, rendered[0], seed=seed, max_steps=steps)
+        print(f"in the window: a game of {game.length} steps, score {game.episode_return:.10g}")
     if video is not None:
         try:
-            with closing(rendered[-1]) as env:
-                game = export.record_episode(policy, run.env_id, env, video, seed=seed, max_steps=steps)
+            with ExitStack() as stack:
+                stack.callback(close, rendered[-1])
+                game = export.record_episode(policy, run.env_id, rendered[-1], video, seed=seed, max_steps=steps)
         except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
             raise ConfigError("video", video, "it cannot be written to the end", "is the disk full?") from error
-        print(f"{shown(str(video))}: a game of {game.length} steps, score {game.episode_return:g}")
+        print(f"{shown(str(video))}: a game of {game.length} steps, score {game.episode_return:.10g}")
     return 0
 
 

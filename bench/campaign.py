@@ -17,6 +17,7 @@ import json
 import math
 import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -74,7 +75,7 @@ ROWS = [
     solved("population_ppo", LANDER, 5, 2),
     solved("a3c_data", BREAKOUT, 2, 60),
     Row("games", "games-sticky", 10, games, "--sticky --like=Pong --seeds=3"),
-    Row("games", "games-plain", 10, games, "--seeds=1"),
+    Row("games", "games-plain", 10, games, "--seeds=2"),
     Row("peers", "peers-rates", 1.7, peers, f"--seconds=75 --seeds=3 --rows a3c_data {' '.join(OTHERS)}"),
     *(Row("peers", f"peers-{name}", 45, peers, f"--seconds=2700 --seeds=2 --stop-return=18 --rows {name}")
       for name in ("a3c_data", *OTHERS)),
@@ -94,7 +95,7 @@ class Args:
     commits: tuple[str, ...] = ()
     """commits whose runs count though the code has changed since"""
     prune: bool = False
-    """delete the older files of rows that are whole"""
+    """delete the older files, which git has, of rows that are whole, also of what they measured with other settings"""
 
 
 class State(NamedTuple):
@@ -145,7 +146,8 @@ def state_of(row: Row, files: Sequence[Result], commits: Sequence[str]) -> State
 
     def key(result: Result) -> list[object]:
         env_id = "" if result["kind"] == "games" else result["env_id"]
-        return [result["kind"], result["chapter"], env_id, *map(result["bench"].get, ("sticky", "stop_return"))]
+        flags = ("sticky", "like", "stop_return")
+        return [result["kind"], result["chapter"], env_id, *map(result["bench"].get, flags)]
 
     try:
         head, plan = planned(row)
@@ -166,6 +168,13 @@ def state_of(row: Row, files: Sequence[Result], commits: Sequence[str]) -> State
     note = " ".join(sorted({run["commit"][:9] for each in same if each not in mine for run in each["runs"]}))
     missing = [each for each in plan if each not in done]
     return State(path, newest["runs"], missing, replaced, f"runs of other code or versions: {note}" * bool(note))
+
+
+def is_committed(path: Path) -> bool:
+    """Whether a file is as it is in the newest commit."""
+    tracked = ["git", "-C", str(path.parent), "ls-files", "--error-unmatch", path.name]
+    same = ["git", "-C", str(path.parent), "diff", "--quiet", "HEAD", "--", path.name]
+    return all(subprocess.run(command, capture_output=True).returncode == 0 for command in (tracked, same))
 
 
 def states_of(rows: Sequence[Row], commits: Sequence[str]) -> dict[Row, State]:
@@ -233,6 +242,11 @@ def main() -> int:
         raise ConfigError("rows", " ".join(args.rows), "no such row", f"one of: {' '.join(row.name for row in ROWS)}")
     groups, failed = {row.group for row in chosen}, []
     states = states_of([row for row in ROWS if row.group in groups], args.commits)
+    for row in () if args.list else chosen:
+        others = [other for other in states if other.group == row.group and states[other].path == Path()]
+        if others and states[row].missing:
+            why = f"it is compared with {others[0].name}, whose machine is not known here ({states[others[0]].note})"
+            raise ConfigError("rows", row.name, why, "install that first")
     states = {row: states[row] for row in chosen}
     print(table(states), flush=True)
     if not args.list:
@@ -243,6 +257,8 @@ def main() -> int:
     if args.prune and not args.list:
         whole = [state for state in states.values() if state.runs and not state.missing]
         for name in sorted({name for state in whole for name in state.replaced}):
+            if not is_committed(RESULTS / name):
+                continue
             (RESULTS / name).unlink()
             pages = [page.name for page in (common.ROOT / "docs").rglob("*.md") if name in page.read_text()]
             print(f"deleted {name}", *(f"named in {page}" for page in pages))

@@ -6,7 +6,9 @@ import csv
 import importlib
 import json
 import math
+import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 from a3c_mp.chapter import Chapter
 from a3c_mp.cli import parse_algo, parse_args
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.spawn import PARENT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACES = ("runs_dir", "run_name", "resume", "out", "trees", "environments")
@@ -145,7 +148,8 @@ def flag_of(name: str, value: Any) -> list[str]:
 def running_script(command: Sequence[str], **popen: Any) -> Iterator[subprocess.Popen]:
     """A Python script of this repository while it runs; what is left of it at the end of the block is terminated."""
     script, *flags = command
-    process = subprocess.Popen([sys.executable, str(ROOT / script), *flags], **popen)
+    env = {**os.environ, PARENT_VARIABLE: f"{os.getpid()} {int(signal.SIGTERM)}"}  # it ends also where this is killed
+    process = subprocess.Popen([sys.executable, str(ROOT / script), *flags], env=env, **popen)
     try:
         yield process
     finally:

@@ -98,7 +98,7 @@ def install(peers: Sequence[Peer], environments: Path) -> int:
     for name in dict.fromkeys(peer.environment for peer in peers):
         folder, pins = environments / name, FOLDER / f"{name}.txt"
         commands = [[str(folder / "bin" / "pip"), "install", "--quiet", "--requirement", str(pins)]]
-        if not folder.exists():
+        if not Path(commands[0][0]).exists():
             commands.insert(0, [sys.executable, "-m", "venv", str(folder)])
         for command in commands:
             if code := subprocess.run(command).returncode:

@@ -85,7 +85,9 @@ def code_differs(commit: str | None, tree: Path = ROOT) -> bool:
     if commit is None or commit.endswith("+"):
         return True
     diff = ["git", "-C", str(tree), "diff", "--quiet", commit, "--", *CODE]
-    return subprocess.run(diff, capture_output=True).returncode != 0
+    with suppress(OSError):  # there is no git
+        return subprocess.run(diff, capture_output=True).returncode != 0
+    return True
 
 
 # ---- result files
@@ -147,6 +149,7 @@ def identity(result: Result) -> Result:
         "machine": result["machine"]["name"],
         "versions": [result.get("versions"), result.get("peer_versions")],  # the oldest files have none
         "flags": flags,
+        "commits": trees if len(trees := result.get("commits") or []) > 1 else [],  # rows are named by them
     }
 
 
@@ -177,7 +180,7 @@ def measure(
 
 def in_turns(rows: Iterable[str], count: int) -> list[tuple[str, int]]:
     """Every row with 1, with 2, ...; every second round goes backwards, as the speed of a machine drifts."""
-    rows = list(rows)
+    rows = list(dict.fromkeys(rows))
     return [(row, number) for number in range(1, count + 1) for row in rows[:: 1 if number % 2 else -1]]
 
 

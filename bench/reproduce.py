@@ -61,7 +61,7 @@ def command_of(recorded: Result, row: str, seeds: int) -> list[str]:
     then = recorded["settings"][row]
     flags = [f"--env-id={then['env_id']}"]
     differing = report.difference(chapter, then) | {"max_seconds": then["max_seconds"]}
-    for name in sorted(name for name in differing.keys() - unused(then).keys() if differing[name] is not None):
+    for name in sorted(differing.keys() - unused(then).keys()):
         flags += common.flag_of(name, differing[name])
     return [f"--chapter={chapter}", f"--seeds={seeds}", *flags]
 
@@ -86,7 +86,11 @@ def compare(recorded: Sequence[Result], again: Sequence[Result], deterministic: 
 def main() -> int:
     args = parse_plain(Args, __doc__)
     path = find(args.row)
-    recorded = json.loads(path.read_text())
+    try:
+        recorded = json.loads(path.read_text())
+        _ = recorded["kind"], recorded["settings"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError("row", path, f"it is no result ({error})", "name a chapter and a game") from error
     if recorded["kind"] != "solve" or len(recorded["settings"]) > 1:
         raise ConfigError("row", path, "it compares several rows", "repeat its command with --out")
     ((row, settings),) = recorded["settings"].items()

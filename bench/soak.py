@@ -208,8 +208,9 @@ def draw(path: Path, run: Result, args: Args) -> None:
     """Every curve over minutes, with its fit, and a tick for each kill."""
     plt = pyplot()
     drifts = run["drifts"]
-    figure, axes = plt.subplots(len(drifts), 1, figsize=(9, 1.7 * len(drifts)), sharex=True, layout="constrained")
-    for axis, (name, fit) in zip(axes, drifts.items(), strict=True):
+    size = (9, 1.7 * len(drifts))
+    figure, axes = plt.subplots(len(drifts), 1, figsize=size, sharex=True, squeeze=False, layout="constrained")
+    for axis, (name, fit) in zip(axes[:, 0], drifts.items(), strict=True):
         points = [(s["seconds"] / 60, s[name]) for s in run["samples"] if s.get(name) is not None]
         axis.plot(*zip(*points, strict=True), ".", markersize=3)
         ends = np.array([min(args.warm_up / 60, points[-1][0]), points[-1][0]])
@@ -217,7 +218,8 @@ def draw(path: Path, run: Result, args: Args) -> None:
         axis.plot([t / 60 for t in run["kills"]], [0] * len(run["kills"]), "|", color="grey", markersize=4)
         axis.set_ylabel(name)
         axis.set_ylim(bottom=0)
-    axes[-1].set_xlabel("minutes; a tick for each kill")
+    axes[-1, 0].set_xlabel("minutes; a tick for each kill")
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -242,7 +244,8 @@ def main() -> int:
         summary, drifts = common.read_summary(folder), judge(samples, [kill.at for kill in kills], args)
         found = {"summary": summary, "exit_code": process.returncode, "samples": samples, "drifts": drifts}
         found |= counted(kills, settings[row], folder)
-        draw(path.with_suffix(".png"), found, args)
+        if drifts:  # none of a run that ended while it warmed up
+            draw(path.with_suffix(".png"), found, args)
         found["drifts"] = {name: fit._asdict() for name, fit in drifts.items()}
         found["survived"] = process.returncode == 0 and summary["worker_restarts"] == len(kills)
         return found | {"flat": len(drifts) == len(LIMITS) and all(fit.flat for fit in drifts.values())}

@@ -14,6 +14,7 @@ its time has what it waits for a GPU. Flags that are not listed here are the tra
 from __future__ import annotations
 
 import math
+import os
 import signal
 import statistics
 import subprocess
@@ -32,6 +33,7 @@ import psutil
 from a3c_mp.cli import parse_own
 from a3c_mp.config import Between, Count
 from a3c_mp.errors import ConfigError
+from a3c_mp.processes.spawn import PARENT_VARIABLE
 from a3c_mp.run.script import exit_with
 from bench import common
 from bench.outside import cpu_seconds, processes_of
@@ -108,7 +110,8 @@ class Contestant:
 def started(tree: Path, command: Sequence[str], folder: Path) -> Iterator[Contestant]:
     """The trainer of a checkout; at the end of the block it is ended by SIGTERM, and waited for."""
     place = [f"--runs-dir={folder.parent.absolute()}", f"--run-name={folder.name}"]
-    trainer = subprocess.Popen([sys.executable, *command, *place], cwd=tree, stdout=subprocess.DEVNULL)
+    env = {**os.environ, PARENT_VARIABLE: str(os.getpid())}  # killed with this process: it may be stopped then
+    trainer = subprocess.Popen([sys.executable, *command, *place], cwd=tree, env=env, stdout=subprocess.DEVNULL)
     contestant = Contestant(trainer, folder)
     try:
         yield contestant

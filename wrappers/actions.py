@@ -68,7 +68,7 @@ def with_plain_actions(env: gymnasium.Env) -> gymnasium.Env:
     """An environment in `PlainActions`, where that makes its actions some that policies have."""
     space = env.action_space
     parts: list[Any] = [part for _, part, _ in leaves(space)]
-    if isinstance(space, Dict | Tuple) and parts and all(_is_float(part) for part in parts):
+    if isinstance(space, Dict | Tuple) and parts and all(isinstance(p, Box) and p.dtype.kind == "f" for p in parts):
         low, high = (np.concatenate([getattr(part, end).ravel() for part in parts]) for end in ("low", "high"))
         return PlainActions(env, Box(low, high, dtype=low.dtype.type))
     choices = [num_choices(part) for part in parts]
@@ -79,10 +79,6 @@ def with_plain_actions(env: gymnasium.Env) -> gymnasium.Env:
         return env
     shape = space.shape or ()
     return PlainActions(env, Discrete(choices[0][0]) if is_one else MultiDiscrete(choices[0].reshape(shape)))
-
-
-def _is_float(space: Space) -> bool:
-    return isinstance(space, Box) and np.dtype(space.dtype).kind == "f"
 
 
 def num_choices(space: gymnasium.Space) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from a3c_mp.wrappers.actions import (
     num_choices,
     with_plain_actions,
 )
-from a3c_mp.wrappers.observations import NUMBERS, leaves, unprepared
+from a3c_mp.wrappers.observations import NUMBERS, Image, Part, Prepared, leaves, unprepared
 
 RESET = "observation", "info"
 STEP = "observation", "reward", "terminated", "truncated", "info"  # parts of the results of `reset` and `step`
@@ -114,7 +114,9 @@ def check_contract(env: gymnasium.Env) -> float:
     It keeps the wrappers of its own, but not those that gymnasium and `make_env` have added: their errors would not
     name its fault. Raises BrokenContract, or what the environment raises.
     """
-    env = unprepared(env)
+    prepared, env = env, unprepared(env)
+    images, parts = (prepared.images, prepared.parts) if isinstance(prepared, Prepared) else ((), ())
+    used = [*(image.part for image in images), *parts]
     while isinstance(env, PlainActions | OrderEnforcing | TimeLimit):
         env = env.env
     for each in (env, env.unwrapped):  # a wrapper of its own may pass on any keywords
@@ -125,13 +127,14 @@ def check_contract(env: gymnasium.Env) -> float:
                 api = "gymnasium's API has reset(*, seed=None, options=None)"
                 raise BrokenContract(f"{error} of reset(), {api}") from None
     checked = CheckedEnv(with_plain_actions(env))
+    used = used or [Part(keys, part) for keys, part, _ in leaves(env.observation_space)]
     for last in (False, True):
         obs, info = checked.reset() if last else checked.reset(seed=0)  # as in the middle of a run, and as at its start
-        _check_finite("reset()", obs, env.observation_space)
+        _check_values("reset()", obs, used, images)
         started = time.perf_counter()
         obs, reward, *_ = checked.step(_extreme_action(checked.action_space, info.get("action_mask"), last))
         seconds = time.perf_counter() - started
-        _check_finite("step()", obs, env.observation_space)
+        _check_values("step()", obs, used, images)
         if not np.isfinite(reward):
             raise BrokenContract(f"step() returned the reward {reward}, must be a finite number")
     return seconds
@@ -184,10 +187,16 @@ def _check_obs(call: str, obs: Any, space: gymnasium.Space, path: str = "") -> N
         raise BrokenContract(f"{call} returned {part} {obs}, its space is {space}")
 
 
-def _check_finite(call: str, obs: Any, space: gymnasium.Space) -> None:
-    numbers = [part for _, kind, part in leaves(space, obs) if isinstance(kind, NUMBERS)]
-    if not all(np.isfinite(np.asarray(part)).all() for part in numbers):
-        raise BrokenContract(f"{call} returned an observation with NaN or infinity")
+def _check_values(call: str, obs: Any, used: Sequence[Part], images: Sequence[Image]) -> None:
+    for part in used:
+        if isinstance(part.space, NUMBERS) and not np.isfinite(np.asarray(part.of(obs))).all():
+            which = f"its observation[{part.path}]" if part.path else "an observation"
+            raise BrokenContract(f"{call} returned {which} with NaN or infinity")
+    for image in images:
+        try:
+            image.check(obs)
+        except ValueError as error:
+            raise BrokenContract(f"{call} returned an observation: {error}") from None
 
 
 def _extreme_action(space: gymnasium.Space, mask: np.ndarray | None, last: bool) -> Any:

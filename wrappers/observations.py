@@ -48,16 +48,62 @@ class Part(NamedTuple):
         return obs
 
 
+class Image:
+    """Makes an image uint8 [C, H, W] of one part of an observation, which has its height at `axis`.
+
+    All axes besides height and width become channels. Numbers that are no bytes are mapped from their bounds to 0 to
+    255: differences below 1/255 of that range may be lost. With a `size` it is scaled to size x size.
+    """
+
+    def __init__(self, part: Part, axis: int, size: int | None):
+        space = part.space
+        assert isinstance(space, Box), space
+        self.part, self.axis = part, axis
+        sides = space.shape[axis : axis + 2]
+        self.full = (int(np.prod(space.shape)) // (sides[0] * sides[1]), *sides)
+        self.shape = self.full if size is None else (self.full[0], size, size)
+        self.is_plain = space.dtype == np.uint8 and space.shape == self.shape
+        self.low, self.scale = 0.0, 1.0
+        if space.dtype != np.uint8:
+            self.low = float(space.low.flat[0])
+            self.scale = 255 / (float(space.high.flat[0]) - self.low)
+
+    def check(self, obs: Any) -> None:
+        """Raise ValueError for an image in other units than its space: all of it would become black or white."""
+        image, span = np.asarray(self.part.of(obs)), 255 / self.scale
+        low, high, least, most = self.low, self.low + span, image.min(), image.max()
+        is_far = least < low - span / 2 or most > high + span / 2  # more than noise
+        if self.part.space.dtype != np.uint8 and is_far and not ((image > low) & (image < high)).any():
+            which = f"the image {self.part.path}".strip()
+            raise ValueError(f"{which} has values from {least:g} to {most:g}, its space {low:g} to {high:g}")
+
+    def __call__(self, obs: Any) -> np.ndarray:
+        image = np.asarray(self.part.of(obs))
+        if self.part.space.dtype != np.uint8:
+            if not np.isfinite(image).all():
+                raise ValueError(f"the image {self.part.path} contains NaN or infinity")
+            image = ((image - self.low) * self.scale).round().clip(0, 255).astype(np.uint8)
+        image = np.moveaxis(image, (self.axis, self.axis + 1), (-2, -1)).reshape(self.full)
+        if self.shape != self.full:
+            image = np.stack([cv2.resize(plane, self.shape[1:], interpolation=cv2.INTER_AREA) for plane in image])
+        return np.ascontiguousarray(image)
+
+    def __str__(self) -> str:
+        space: Any = self.part.space
+        levels = "" if space.dtype == np.uint8 else f" in 256 levels from {self.low:g} to {space.high.flat[0]:g}"
+        return f"{self.part.path} {space.shape} {space.dtype}{levels}".strip()
+
+
 class Prepared(gymnasium.Wrapper):
-    """Makes observations by the functions `image`, of which the last `stack` are joined (oldest first, zeros before the
-    first), `vector`, or both; `layout` says what is where."""
+    """Makes observations of `images`, of which the last `stack` are joined (oldest first, zeros before the first), by
+    the function `vector`, or of both; `layout` says what is where."""
 
     def __init__(
-        self, env: gymnasium.Env, space: Box, layout: str, image: Callable[[Any], np.ndarray] | None,
+        self, env: gymnasium.Env, space: Box, layout: str, images: Sequence[Image],
         vector: Callable[[Any], np.ndarray] | None, stack: int = 1, parts: Sequence[Part] = (),
     ):  # fmt: skip
         super().__init__(env)
-        self.observation_space, self.layout, self.image, self.vector, self.stack = space, layout, image, vector, stack
+        self.observation_space, self.layout, self.images, self.vector, self.stack = space, layout, images, vector, stack
         self.frames: np.ndarray | None = None  # of the newest observation
         self.parts = parts  # that are flattened, behind the image
 
@@ -71,10 +117,10 @@ class Prepared(gymnasium.Wrapper):
         return self._prepared(obs), *rest
 
     def _prepared(self, obs: Any) -> np.ndarray:
-        if self.image is None:
+        if not self.images:
             assert self.vector is not None
             return self.vector(obs)
-        image = self.image(obs)
+        image = _joined(self.images, obs)
         if self.stack > 1:
             if self.frames is None:
                 self.frames = np.zeros((self.stack * len(image), *image.shape[1:]), np.uint8)
@@ -104,7 +150,7 @@ def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> g
         vector: Any = partial(np.asarray, dtype=np.float32) if is_whole else partial(_flattened, others)
         layout = "" if isinstance(space, Box) else _layout(others) + left_out
         flat = _vector_space(others, flat=not is_whole)
-        return Prepared(env, flat, layout, None, vector, 1, () if is_whole else others)
+        return Prepared(env, flat, layout, (), vector, 1, () if is_whole else others)
     if len({image.shape[1:] for image in images}) > 1:
         sizes = ", ".join(f"{image.part.path} {image.part.space.shape}" for image in images)
         fix = "--frame-size 84 gives them one, --obs-keys chooses among them"
@@ -115,10 +161,10 @@ def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> g
     shape = (stack * sum(image.shape[0] for image in images), *images[0].shape[1:])
     layout = f"image {shape} of {' and '.join(map(str, images))}{f', {stack} frames' if stack > 1 else ''}"
     if not others:
-        return Prepared(env, Box(0, 255, shape, np.uint8), layout + left_out, partial(_joined, images), None, stack)
+        return Prepared(env, Box(0, 255, shape, np.uint8), layout + left_out, images, None, stack)
     both = ImageAndVector(shape, _vector_space(others))
     layout += f", {_layout(others, int(np.prod(shape)))}{left_out}"
-    return Prepared(env, both, layout, partial(_joined, images), partial(_flattened, others), stack, others)
+    return Prepared(env, both, layout, images, partial(_flattened, others), stack, others)
 
 
 def unprepared(env: gymnasium.Env) -> gymnasium.Env:
@@ -130,43 +176,6 @@ def layout(env: gymnasium.Env) -> str:
     """What the log says of observations: which numbers are which part, such as `position 0-1, phase 2-5 one-hot`, or
     what an image is made of; "" if they are the environment's own."""
     return env.layout if isinstance(env, Prepared) else ""
-
-
-class Image:
-    """Makes an image uint8 [C, H, W] of one part of an observation, which has its height at `axis`.
-
-    All axes besides height and width become channels. Numbers that are no bytes are mapped from their bounds to 0 to
-    255: differences below 1/255 of that range may be lost. With a `size` it is scaled to size x size.
-    """
-
-    def __init__(self, part: Part, axis: int, size: int | None):
-        space = part.space
-        assert isinstance(space, Box), space
-        self.part, self.axis = part, axis
-        sides = space.shape[axis : axis + 2]
-        self.full = (int(np.prod(space.shape)) // (sides[0] * sides[1]), *sides)
-        self.shape = self.full if size is None else (self.full[0], size, size)
-        self.is_plain = space.dtype == np.uint8 and space.shape == self.shape
-        self.low, self.scale = 0.0, 1.0
-        if space.dtype != np.uint8:
-            self.low = float(space.low.flat[0])
-            self.scale = 255 / (float(space.high.flat[0]) - self.low)
-
-    def __call__(self, obs: Any) -> np.ndarray:
-        image = np.asarray(self.part.of(obs))
-        if self.part.space.dtype != np.uint8:
-            if not np.isfinite(image).all():
-                raise ValueError(f"the image {self.part.path} contains NaN or infinity")
-            image = ((image - self.low) * self.scale).round().clip(0, 255).astype(np.uint8)
-        image = np.moveaxis(image, (self.axis, self.axis + 1), (-2, -1)).reshape(self.full)
-        if self.shape != self.full:
-            image = np.stack([cv2.resize(plane, self.shape[1:], interpolation=cv2.INTER_AREA) for plane in image])
-        return np.ascontiguousarray(image)
-
-    def __str__(self) -> str:
-        space: Any = self.part.space
-        levels = "" if space.dtype == np.uint8 else f" in 256 levels from {self.low:g} to {space.high.flat[0]:g}"
-        return f"{self.part.path} {space.shape} {space.dtype}{levels}".strip()
 
 
 def _chosen(space: Space, env_id: str, names: Sequence[str]) -> tuple[list[Part], str]:

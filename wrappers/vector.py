@@ -6,6 +6,7 @@ that ends an episode (`SAME_STEP`): the observation is the next episode's first,
 
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -58,16 +59,26 @@ def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
     if is_atari(env_id):
         return make_atari_env(env_id, **render)
     extras = extras_of(env_id)
-    env = wrapped(make_registered(env_id, **render), extras.wrapper)
-    return as_array(with_plain_actions(env), env_id, extras)
+    env = make_registered(env_id, **render)
+    try:
+        env = wrapped(env, extras.wrapper)
+        return as_array(with_plain_actions(env), env_id, extras)
+    except BaseException:
+        close(env)  # a simulator may hold a port
+        raise
 
 
 def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(Observation space, action space) of an environment, which is made for it and closed."""
     assume_identity(OUTSIDE)
-    env = make_env(env_id)
-    env.close()
+    close(env := make_env(env_id))
     return env.observation_space, env.action_space
+
+
+def close(env: gymnasium.Env) -> None:
+    """Close an environment; an error in that, as of a window that was never opened, matters to nobody."""
+    with suppress(Exception):
+        env.close()
 
 
 class SameStepEnvs(SyncVectorEnv):
@@ -79,10 +90,23 @@ class SameStepEnvs(SyncVectorEnv):
     """
 
     def __init__(self, env_id: str, seeds: list[int], fields: Collection[str], heartbeats: Any, actor: int):
-        self.fields, self.warned = fields, False
-        made = partial(_make_checked_env, env_id, fields=fields, heartbeats=heartbeats)
-        makers = [partial(made, seed, partial(assume_identity, actor, i)) for i, seed in enumerate(seeds)]
-        super().__init__(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.fields, self.warned, self.envs = fields, False, []
+
+        def make(number: int) -> gymnasium.Env:
+            assume = partial(assume_identity, actor, number)
+            self.envs.append(_make_checked_env(env_id, seeds[number], assume, fields, heartbeats))
+            return self.envs[-1]
+
+        try:
+            makers = [partial(make, number) for number in range(len(seeds))]
+            super().__init__(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+        except BaseException:  # those that exist may hold a port
+            self.close_extras()
+            raise
+
+    def close_extras(self, **kwargs: Any) -> None:
+        for env in self.envs:
+            close(env)
 
     def reset(self, **kwargs: Any):
         obs, infos = super().reset(**kwargs)

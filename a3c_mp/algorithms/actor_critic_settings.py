@@ -39,7 +39,7 @@ BREAKOUT_SETTINGS: dict[str, Any] = {
 class RolloutArgs(RewardArgs, CommonArgs):
     """Settings of rollouts and of nets that are a policy and a value: chapters 1, 2, 4, 5 and 7."""
 
-    fixed = (*CommonArgs.fixed, "mean_limit", "log_std_init")
+    fixed = (*CommonArgs.fixed, "optimizer", "net", "hidden", "lstm", "mean_limit", "log_std_init")
 
     unroll_length: Count = 32
     """rollout length: steps of each environment in one rollout (T)"""

@@ -20,10 +20,9 @@ from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import GIB, Slots, free_memory
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, writer_state_spec
 from a3c_mp.run.acting import choose_acting
-from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_learners, check_memory, check_replay_memory, probe_env, set_up_torch
-from a3c_mp.run.progress import RunState
+from a3c_mp.run.progress import BAD_IN_A_ROW, RunState
 from a3c_mp.wrappers import frames_of, is_atari
 
 NORM_PERIOD = 16  # updates between two batches that update the observation statistics: enough samples, at low cost

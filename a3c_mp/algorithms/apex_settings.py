@@ -54,7 +54,7 @@ class Args(ReplayArgs):
     """Settings of Ape-X: chapter 3."""
 
     chapter = "apex"
-    fixed = (*ReplayArgs.fixed, "net", "hidden", "num_quantiles")
+    fixed = (*ReplayArgs.fixed, "optimizer", "net", "hidden", "num_quantiles")
     continuous = CONTINUOUS
     vectors = VECTORS
 

@@ -19,8 +19,8 @@ from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.processes.pool import Filled, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run.guard import BAD_IN_A_ROW
 from a3c_mp.run.learner import Learner, MessageStats
+from a3c_mp.run.progress import BAD_IN_A_ROW
 
 
 class Report(NamedTuple):

@@ -75,7 +75,7 @@ class NodeEvaluator:
         return result
 
     def close(self) -> None:
-        pass
+        self._state = {}
 
     def _send(self) -> None:
         """Give the snapshot to an evaluator, unless one has it."""
@@ -89,7 +89,9 @@ class NodeEvaluator:
         if sender != self.own_name:
             if sender in self._ready:
                 raise WireError("it was ready already")
-            self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); it plays the next evaluations")
+            failed = self.run.progress.evals.has_failed
+            what = "there are no further evaluations" if failed else "it plays the next evaluations"
+            self.run.log.info(f"evaluator joined from {host!r:.80} ({sender}); {what}")
         self._forget(sender)
         self._ready.insert(len(self._ready) if sender == self.own_name else 0, sender)
         self._send()

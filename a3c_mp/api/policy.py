@@ -62,6 +62,8 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
         if member is not None:
             state["net"] = net_of_member(state, member, algorithm)
         algo = VALUE_BASED.get(config["args"].get("algo", ""))
+        if any(name.startswith("advantage.") for name in state["net"]):  # also of an algorithm of the user's own
+            algo = dqn
         if genome := genome_of(state["net"]):  # also that of an algorithm of the user's own
             algo = dqn if Genome.from_json(genome).family == "q" else None
         return TrainedRun(path, algorithm, algo, env_id, NetSpec.of_run(config["args"]), state)
@@ -170,12 +172,15 @@ class TrainedPolicy:
         """
         if self.obs_space.dtype == np.uint8 and np.asarray(obs).dtype.kind == "f":
             raise ValueError("observations must be uint8 as `make_env` gives them, not floating-point")
-        # A copy: torch takes no reversed views.
-        obs, shape = np.array(obs, self.obs_space.dtype, order="C"), self.obs_space.shape or ()
+        shape = self.obs_space.shape or ()
+        wanted = f"{shape} or [{', '.join(map(str, ('N', *shape)))}] as `make_env` gives them"
+        try:
+            obs = np.array(obs, self.obs_space.dtype, order="C")  # a copy: torch takes no reversed views
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"observations must be {wanted}, not a {type(obs).__name__}") from error
         is_single = obs.shape == shape
         if not is_single and obs.shape[1:] != shape:
-            several = ", ".join(map(str, ("N", *shape)))
-            raise ValueError(f"observations must be {shape} or [{several}] as `make_env` gives them, not {obs.shape}")
+            raise ValueError(f"observations must be {wanted}, not {obs.shape}")
         obs = obs[None] if is_single else obs
         begins = True if len(obs) != self._num else starts is not None and starts
         given = [] if mask is None else [mask] if is_single else list(mask)
@@ -185,7 +190,7 @@ class TrainedPolicy:
         ended = not is_single
         allowed: list[Any] = [wrappers.mask_in({"action_mask": m}, self.action_space, ended=ended) for m in given]
         masks = np.stack(allowed) if allowed else None
-        actions = self._act(obs, np.full(len(obs), begins), masks)
+        actions = self._act(obs, np.full(len(obs), begins, np.bool_), masks)
         self._num = len(obs)  # now that nothing was refused
         return actions[0] if is_single else actions
 

@@ -22,7 +22,7 @@ from a3c_mp._bootstrap import CHAPTERS, PARENT_VARIABLE, end_on_interrupt
 from a3c_mp.api.policy import TrainedPolicy, load_policy
 from a3c_mp.cli.flags import as_flag
 from a3c_mp.errors import ConfigError, TrainingError
-from a3c_mp.run.followed import VARIABLE
+from a3c_mp.run.followed import VARIABLE, take_told
 
 POLL_SECONDS = 0.1  # time between two looks at what the run tells
 END_SECONDS = 120.0
@@ -171,12 +171,12 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
 def lines_of(path: Path, process: subprocess.Popen) -> Iterator[dict[str, Any]]:
     """What a run tells, until it has ended."""
     rest, is_over = "", False
-    with path.open() as file:
+    with path.open("r+") as file:
         while not is_over:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_SECONDS)
             is_over = process.returncode is not None
-            *lines, rest = (rest + file.read()).split("\n")
+            *lines, rest = (rest + take_told(file)).split("\n")
             for line in lines:
                 with suppress(ValueError):  # empty, or cut short by a full disk
                     found = json.loads(line)

@@ -53,7 +53,8 @@ class TransitionCollector:
             mask = self.env.mask
             action, q, value = policy.act(self.obs, mask, warm_up)
             self.actions.append(policy.to_env(action))
-            next_obs, reward, terminated, truncated, infos = self.env.step(self.actions[-1])
+            given = self.actions[-1].copy()  # environments may write to theirs
+            next_obs, reward, terminated, truncated, infos = self.env.step(given)
             final_obs, final_mask = infos["final_obs"] if truncated.any() else None, infos.get("final_mask")
             step = EnvStep(
                 self.obs, action, np.sign(reward) if self.args.reward_clip else reward, terminated, truncated, q, value,

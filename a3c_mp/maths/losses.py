@@ -77,7 +77,7 @@ def approx_kl(log_ratios: Tensor) -> Tensor:
 @torch.no_grad()
 def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
     """V-trace's ratios rho, the share that `clip_rho` truncates, and the approximate KL divergence."""
-    rhos = log_rhos.exp()
+    rhos = log_rhos.clamp(max=LARGEST_LOG_RATIO).exp()
     clipped = (rhos > clip_rho).float()
     return {"values/rho": rhos, "values/rho_clipped": clipped, "policy/approx_kl": approx_kl(log_rhos)}
 

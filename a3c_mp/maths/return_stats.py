@@ -65,7 +65,7 @@ class ReturnStats:
     def scale(self) -> float:
         """What rewards are multiplied by: 1 / deviation, or less, so that none becomes larger than `LARGEST_REWARD`."""
         least = self.largest.item() / LARGEST_REWARD
-        return 1 / min(max(self.deviation() or 1.0, least, 1e-30), 1e30)
+        return 1 / min(max(self.deviation() or 1.0, least, 1e-30), 1e37)
 
     def state_dict(self) -> dict[str, Any]:
         own = {"gamma": self.gamma, "is_clipped": self.is_clipped}

@@ -12,7 +12,7 @@ from a3c_mp.nets.obs_stats import FAR_FROM_EQUALS, ImageStats, JoinedStats, Vect
 KNEE = 5.0  # normalized values are what they are up to here; beyond, those of vectors grow with the logarithm
 SLOPE = 0.1  # and those of images, which end at 255 grey levels, with this slope
 LARGE_IMAGE = 128 * 128  # pixels of an image beyond which a step takes several times as long as with 84 x 84
-VALUES_AT_ONCE = 250_000
+VALUES_AT_ONCE = 125_000
 """values of images that are normalized together on a CPU: they stay in a core's cache from one operation to the next"""
 MOST_MERGED = 128  # channels that OpenCV merges
 

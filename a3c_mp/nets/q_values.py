@@ -29,6 +29,10 @@ class QNet(nn.Module):
 
     def quantiles(self, obs: Tensor) -> Tensor:
         """obs [B, ...] -> quantiles of returns, float32 [B, A, K]; with K = 1 they are Q itself."""
+        return self.of_inputs(self.norm.convert(obs))
+
+    def of_inputs(self, inputs: Tensor) -> Tensor:
+        """Normalized observations [B, ...], which it does not change -> quantiles."""
         raise NotImplementedError
 
 
@@ -42,8 +46,8 @@ class OwnQ(QNet):
         super().__init__(norm)
         self.body = body
 
-    def quantiles(self, obs: Tensor) -> Tensor:
-        outputs = self.body(self.norm.convert(obs)).float()
+    def of_inputs(self, inputs: Tensor) -> Tensor:
+        outputs = self.body(inputs.clone()).float()  # its first layer may work in place
         return outputs if outputs.dim() == 3 else outputs[..., None]
 
 
@@ -77,8 +81,8 @@ class DuelingQ(QNet):
         if image:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def quantiles(self, obs: Tensor) -> Tensor:
-        features = self.torso(self.norm.convert(obs))
+    def of_inputs(self, inputs: Tensor) -> Tensor:
+        features = self.torso(inputs)
         value = self.value(features).float()[:, None]  # float32: in bfloat16 the sum would make actions equal
         advantage = self.advantage(features).float().unflatten(1, (-1, value.shape[2]))
         return value + advantage - advantage.mean(dim=1, keepdim=True)

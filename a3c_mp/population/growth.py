@@ -104,15 +104,16 @@ class MemberState(NamedTuple):
         return *self.nets.values(), self.optimizer, self.net.norm.stats, self.return_stats
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors of it, in the order of a record."""
+        """Return all float32 tensors of it, in the order of a record."""
         weights = [tensor for net in self.nets.values() for tensor in net.state_dict().values()]
         moments = [self.optimizer.state[p][name] for p in self.net.parameters() for name in ("step", *MOMENTS)]
         stats = self.net.norm.stats.state_dict().values()
-        return [*weights, *moments, *stats, self.return_stats.sums, self.return_stats.largest]
+        return [*weights, *moments, *stats]
 
     def write(self, record: Record) -> None:
         """Write it to a record; what it does not need of it becomes 0."""
         values = torch.cat([tensor.detach().cpu().flatten() for tensor in self.tensors()])
+        record["returns"][:] = torch.cat([self.return_stats.sums, self.return_stats.largest.view(1)])
         for field, content in (("genome", from_bytes(self.genome.to_json().encode())), ("tensors", values)):
             record[field][: len(content)] = content
             record[field][len(content) :] = 0
@@ -126,6 +127,8 @@ class MemberState(NamedTuple):
         for tensor in state.tensors():
             tensor.copy_(record["tensors"][start : start + tensor.numel()].view(tensor.shape))
             start += tensor.numel()
+        state.return_stats.sums.copy_(record["returns"][:3])
+        state.return_stats.largest.copy_(record["returns"][3])
         return state
 
 

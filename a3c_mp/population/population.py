@@ -19,7 +19,7 @@ from a3c_mp.processes.slots import Slots, Spec, shared_counters
 from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
 COUNTS = ("updates", "transitions_not_finite", "obs_values_far")
-"""what is counted in a generation: updates, and what a member could not learn from (see `run.guard`)"""
+"""what is counted in a generation: updates, and what a member could not learn from (see `run.progress`)"""
 RECENT = 5  # generations in the mean fitness of a line of descent
 
 
@@ -45,7 +45,11 @@ class PopulationMemory(NamedTuple):
             raise ConfigError("convolutions", given, "nothing is left of the image behind them", fix) from error
         size = sum(tensor.numel() for tensor in largest.tensors())
         genome_bytes = 96 + 64 * len(args.genes) + 16 * args.layers_range[1] + 32 * len(largest.genome.convolutions)
-        record: Spec = {"genome": ((genome_bytes,), torch.uint8), "tensors": ((size,), torch.float32)}
+        record: Spec = {
+            "genome": ((genome_bytes,), torch.uint8),
+            "tensors": ((size,), torch.float32),
+            "returns": ((4,), torch.float64),  # sums and largest of `ReturnStats`: squares leave float32 behind
+        }
         results = {
             **record,
             **episode_stats_spec(args.rounds, args.num_envs),

@@ -17,8 +17,8 @@ from a3c_mp.population.member import Confirmation
 from a3c_mp.population.population import COUNTS, Population
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import PlayedGames
-from a3c_mp.run.guard import count
 from a3c_mp.run.mean_return import short_return
+from a3c_mp.run.progress import count
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import check_owned, write_atomically
 
@@ -63,7 +63,10 @@ class Report:
         if steps:  # only the first time counts
             self.run.metrics.start_clock()  # a generation takes long: `--max-seconds` counts from its first steps
         total = self.args.eval_episodes * len(self.places)
-        self.run.metrics.show_pending(steps, f"{games} of {total} evaluation games" if games else "")
+        text = f"{games} of {total} evaluation games" if games else ""
+        if int(self.population.memory.confirming) >= 0:
+            text = f"the fittest member plays {self.args.confirm_episodes} games that confirm it"
+        self.run.metrics.show_pending(steps, text)
 
     def log_interruption(self) -> None:
         """Log which steps are lost, if a signal or the end of the time has interrupted a generation."""
@@ -126,7 +129,7 @@ class Report:
         metrics = dict(zip(self.population.metrics, result["metrics"].tolist(), strict=True))
         metrics |= {f"{name}/place_{place}": float(value) for name, value in curves.items()}
         run.record_metrics({name: value for name, value in metrics.items() if math.isfinite(value)})
-        sha256 = hashlib.sha256(result["genome"].numpy().tobytes() + result["tensors"].numpy().tobytes())
+        sha256 = hashlib.sha256(b"".join(result[name].numpy().tobytes() for name in ("genome", "tensors", "returns")))
         line: dict[str, Any] = {"generation": self.population.generation, "place": place, "id": member.id}
         line |= {"parent": "" if member.kind == "first" else member.parent, "kind": member.kind}
         line |= {name: getattr(own, name) for name in self.genes}

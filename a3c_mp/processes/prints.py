@@ -99,7 +99,7 @@ class Prints:
     def _read_all(self) -> None:
         while True:
             asked = self._asked.is_set()
-            ready = connection.wait([*self._tails], IDLE_SECONDS)
+            ready = connection.wait([*self._tails], 0 if asked else IDLE_SECONDS)
             for pipe in ready:
                 self._read(pipe)  # type: ignore[arg-type]
             tails = [tail for tail in [*self._tails.values()] if tail.lines]  # a copy: pipes are opened meanwhile

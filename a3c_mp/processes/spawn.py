@@ -17,6 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import current_process, popen_spawn_posix, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -45,9 +46,8 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
     """Spawn a process that runs `main(*args)`; to be called from the main thread, as the child ends with its thread.
 
     `main` is a module-level function; `args` are pickled, and shared tensors stay shared. A `daemon` is ended when this
-    process exits, and may start no processes with `multiprocessing` itself. With `group` the child leads a process
-    group, which is killed with it. Raises OSError or RuntimeError where the machine, or a limit of the user's, allows
-    no further process or thread.
+    process exits. With `group` the child leads a process group, which is killed with it. Raises OSError or RuntimeError
+    where the machine, or a limit of the user's, allows no further process or thread.
     """
     pipe = prints.open_pipe()
     kind = GroupLeader if group else SpawnProcess
@@ -117,6 +117,8 @@ def _main(arguments: _Arguments) -> None:
     parent_pid, pipe, main, args, group = arguments
     if group:
         os.setpgid(0, 0)
+        current_process().daemon = False  # an environment may use `multiprocessing`; the group's end is theirs
+        os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     end_with_parent(parent_pid)
     if pipe is not None:
         print_into(pipe)

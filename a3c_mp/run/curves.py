@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import read_episodes
@@ -71,10 +72,10 @@ def read_curve(folder: Path, window: int) -> Curve:
     if not episodes:
         raise ConfigError("runs", folder, "no game has ended in this run", "name another run folder")
     steps, seconds, _, returns, _ = np.array(episodes).T
-    sums = np.cumsum(np.insert(returns, 0, 0.0))
     ends = np.arange(1, len(returns) + 1)
-    starts = np.maximum(ends - window, 0)
-    means = (sums[ends] - sums[starts]) / (ends - starts)
+    size = min(window, len(returns))
+    windows = sliding_window_view(np.concatenate([np.zeros(size - 1), returns]), size)
+    means = windows.sum(axis=1) / np.minimum(ends, size)  # differences of one sum would keep an absurd return
     last = np.append(steps[1:] != steps[:-1], True)  # of the games that ended at the same step
     solved_at = None
     # A run that still goes on, or was killed, has no summary; where it was not solved, there are no figures.

@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ class EpisodeRow(NamedTuple):
         return f"{self.steps},{self.seconds:.2f},{self.actor},{self.episode_return:.9g},{self.length}\n"
 
 
+WARN_SECONDS = 60.0  # from one warning of a full disk to the next
 HEADER = ",".join(EpisodeRow._fields) + "\n"
 NUMBER, COUNT = r"(-?\d+(?:\.\d+)?(?:e[+-]\d{2,3})?)", r"(\d{1,18})"
 LINE = re.compile(",".join([COUNT, NUMBER, COUNT, NUMBER, COUNT]))
@@ -56,7 +58,7 @@ class EpisodeLog:
     """
 
     def __init__(self, path: Path, steps: int, log: logging.Logger):
-        self.log, self.lines = log, list[str]()
+        self.log, self.lines, self.warn_at = log, list[str](), 0.0
         rows, damaged = _read(path) if steps and path.exists() else ([], 0)
         if damaged:
             log.warning(f"{path}: {damaged} damaged lines removed")
@@ -75,7 +77,9 @@ class EpisodeLog:
             if sync:
                 os.fsync(self.file.fileno())
         except OSError as error:
-            self.log.warning(f"{self.file.name} cannot be written: {error}")
+            if time.monotonic() >= self.warn_at:
+                self.log.warning(f"{self.file.name} cannot be written: {error}")
+                self.warn_at = time.monotonic() + WARN_SECONDS
         self.lines = []
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from a3c_mp.processes.workers import WorkerChannel, Workers
 from a3c_mp.run.checkpoint import sha256_of_weights
 from a3c_mp.run.evaluation import PlayedGames, evaluation_seed
 from a3c_mp.run.progress import RunState
+from a3c_mp.run.script import raise_received
 from a3c_mp.seeds import seed_global_generators
 from a3c_mp.wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, GuardedEnvs, make_vec_env
 
@@ -83,6 +84,7 @@ def play_episodes(policy: Policy, env: GuardedEnvs, episodes: int, max_steps: in
     starts = np.ones(num_envs, dtype=np.bool_)
     while left.any():
         obs, reward, terminated, truncated, _ = env.step(policy(obs, starts, env.mask))
+        raise_received()
         starts = terminated | truncated
         stats.step(reward, starts)
         if (cut := ~starts & (stats.lengths >= max_steps)).any():

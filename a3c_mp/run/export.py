@@ -5,10 +5,11 @@ import json
 import logging
 import math
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import num_outputs, num_params
 from a3c_mp.run.evaluate import Policy
 from a3c_mp.run.run_dir import write_atomically, write_together
+from a3c_mp.run.script import raise_received
 from a3c_mp.seeds import seed_global_generators
-from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, assume_identity, is_atari, make_env, mask_in
+from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, assume_identity, close, is_atari, make_env, mask_in
 from a3c_mp.wrappers.actions import PlainActions, num_choices
 from a3c_mp.wrappers.atari import screen_settings
 from a3c_mp.wrappers.observations import ImageAndVector, Part, Prepared, leaves, unprepared
@@ -77,7 +79,8 @@ def usage_of(env_id: str, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasi
         action["meaning"] = "the place of the largest output, of each part"
         output["meaning"] = "logits of each part: softmax gives the probabilities" if is_policy else "Q values"
         output["parts"] = num_choices(actions).tolist()
-    with closing(make_env(env_id)) as env:
+    with ExitStack() as stack:
+        stack.callback(close, env := make_env(env_id))
         structure = (inner := unprepared(env)).observation_space
         if isinstance(inner, PlainActions) and not isinstance(actions, Box):
             starts = [0 * num_choices(part) + np.ravel(getattr(part, "start", 0)) for _, part, _ in leaves(inner.own)]
@@ -172,6 +175,11 @@ def open_rendered(env_id: str, video: Path | None) -> gymnasium.Env:
             raise ConfigError(flag, given, why, "pip install imageio imageio-ffmpeg")
         if video.suffix != ".mp4" or video.is_dir() or not video.parent.is_dir():
             raise ConfigError(flag, given, "it must be an .mp4 in a folder that is there", "for instance game.mp4")
+        if not os.access(video.parent, os.W_OK):
+            raise ConfigError(flag, given, "its folder cannot be written", "choose another")
+        if not _has_ffmpeg():
+            fix = "pip install imageio-ffmpeg, or correct IMAGEIO_FFMPEG_EXE"
+            raise ConfigError(flag, given, "there is no ffmpeg", fix)
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
         if not has_screen:
             os.environ.setdefault("MUJOCO_GL", "egl")  # by itself MuJoCo takes GLFW, which needs a display
@@ -191,6 +199,15 @@ def open_rendered(env_id: str, video: Path | None) -> gymnasium.Env:
     return env
 
 
+def _has_ffmpeg() -> bool:
+    from imageio_ffmpeg import get_ffmpeg_exe
+
+    try:
+        return shutil.which(get_ffmpeg_exe()) is not None
+    except RuntimeError:
+        return False
+
+
 def play_rendered(
     policy: Policy, env: gymnasium.Env, *, seed: int, max_steps: int, after: Callable[[], None] = lambda: None
 ) -> Episode:
@@ -206,6 +223,7 @@ def play_rendered(
         obs, reward, terminated, truncated, info = env.step(action)
         episode_return, length = episode_return + np.asarray(reward).item(), length + 1
         after()
+        raise_received()
         done = terminated or truncated or length >= max_steps
     return Episode(episode_return, length)
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.run.gpu import cause_of
-from a3c_mp.run.guard import count
+from a3c_mp.run.progress import count
 
 MOST_GRAPHS = 32  # for more shapes of batches they are captured again, so that no memory runs out
 

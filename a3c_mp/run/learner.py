@@ -26,8 +26,7 @@ from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
 from a3c_mp.run.acting import Acting
-from a3c_mp.run.guard import BAD_IN_A_ROW, NonFiniteFilter, count
-from a3c_mp.run.progress import RunState
+from a3c_mp.run.progress import BAD_IN_A_ROW, NonFiniteFilter, RunState, count
 
 
 @dataclass

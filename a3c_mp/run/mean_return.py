@@ -53,9 +53,6 @@ class ReturnWindow:
 
     def __init__(self, num_actors: int, num_envs: int, explorers: int = 0):
         self.num_actors, self.num_envs, self.counted = num_actors, num_envs, range(explorers, num_envs)
-        total = num_actors * len(self.counted)
-        self.limit, self.long_limit = (1 + PATIENCE) * total, (1 + LONG_PATIENCE) * total
-        self.few = max(1, int(FEW * total))
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.first: list[float] = []  # returns of the first `WINDOW` games of the run
         self.episodes = 0  # of the whole run
@@ -68,6 +65,12 @@ class ReturnWindow:
         self._started = self._overdue = 0  # games; those passed over that have not ended
         self._queue: deque[_Game] = deque()  # by start: games in progress, and finished ones behind them
         self._playing = [self._start(actor, self.counted) for actor in range(self.num_actors)]
+        self._set_limits()
+
+    def _set_limits(self) -> None:
+        self.total = sum(map(len, self._playing))  # environments in which games are played
+        self.limit, self.long_limit = (1 + PATIENCE) * self.total, (1 + LONG_PATIENCE) * self.total
+        self.few = max(1, int(FEW * self.total))
 
     def _start(self, actor: int, envs: Iterable[int]) -> dict[int, _Game]:
         games = {env: _Game(actor, env) for env in envs}
@@ -111,6 +114,7 @@ class ReturnWindow:
         """Drop the unfinished games of an actor, and start others; returns those that enter the mean now."""
         self.leave(actor)
         self._playing[actor] = self._start(actor, self.counted)
+        self._set_limits()
         return self._count(list(self._release()))
 
     def leave(self, actor: int) -> None:
@@ -119,6 +123,7 @@ class ReturnWindow:
             game.ended = True
             self._overdue -= game.overdue
         self._playing[actor] = {}
+        self._set_limits()
 
     def _release(self) -> Iterator[CountedEpisode]:
         while self._queue and (self._queue[0].ended or self._is_passed_over()):
@@ -160,3 +165,4 @@ class ReturnWindow:
         for game in games:
             if not game.ended:
                 self._playing[game.actor][game.env] = game
+        self._set_limits()

@@ -65,6 +65,9 @@ class MetricsWriter:
     def start_clock(self) -> None:
         """Count agent steps per second, and `--max-seconds`, from now on; only the first call counts."""
         self.clock.start(self.progress.steps, self.progress.samples)
+        self._start_budget()
+
+    def _start_budget(self) -> None:
         self.progress.budget_since = self.progress.budget_since or time.monotonic()
 
     @property
@@ -82,7 +85,7 @@ class MetricsWriter:
 
     def record_rollout(self, policy_lag: int, games: Sequence[CountedEpisode]) -> None:
         """Record the policy lag (versions) of a rollout, and the games that enter the mean return with it."""
-        self.start_clock()  # the first rollout is in no rate
+        self._start_budget()
         self._means.add({"charts/policy_lag": float(policy_lag)})
         self.record_games(games)
 
@@ -102,6 +105,7 @@ class MetricsWriter:
     def end_round(self) -> None:
         """Note the time, and flush if it is due."""
         self.timing.ended = time.monotonic()
+        self.clock.start(self.progress.steps, self.progress.samples)  # the first round is in no rate
         if self.clock.seconds >= FLUSH_SECONDS:
             self.flush()
 
@@ -181,7 +185,7 @@ def _mean(found: Sequence[Tensor | float]) -> float:
 
 
 class RateClock:
-    """Steps and samples per second, from the first rollout until the training loop is left (`stopped`)."""
+    """Steps and samples per second, from the end of the first round until the training loop is left (`stopped`)."""
 
     def __init__(self) -> None:
         self.stopped: float | None = None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from a3c_mp._bootstrap import IGNORED_AT_START
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import A3CError, ConfigError, NothingToDo, Stopped, WorkerError, shown
+from a3c_mp.errors import A3CError, ConfigError, NothingToDo, WorkerError, shown
 from a3c_mp.maths.schedules import passes_power_of_two
 from a3c_mp.processes.console import console
 from a3c_mp.processes.learner_group import Stateful
@@ -33,7 +33,7 @@ from a3c_mp.run.evaluation import PlayedGames
 from a3c_mp.run.metrics import MetricsWriter
 from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
-from a3c_mp.run.script import RECEIVED
+from a3c_mp.run.script import raise_received
 
 HOW_TO_GO_ON = {"total_steps": "--total-steps", "solved": "--stop-return or --stop-eval-return"}
 """reason after which nothing is left to do -> which setting, if raised, lets the run go on"""
@@ -94,8 +94,7 @@ class Run(RunState):
         self._round_steps, self._reason_to_stop = self.steps, self.progress.stop_reason()
 
     def __enter__(self) -> Self:
-        if RECEIVED:
-            raise Stopped(128 + RECEIVED.pop())
+        raise_received()
         (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
         self.metrics.open()
         for signum in SIGNALS if threading.current_thread() is threading.main_thread() else ():

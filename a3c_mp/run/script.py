@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,9 @@ from a3c_mp.errors import ConfigError, NothingToDo, Stopped
 from a3c_mp.processes.console import console, discard_output
 from a3c_mp.processes.spawn import SIGNALS
 
-RECEIVED: list[int] = []  # signals that have arrived before a run: their exception is lost in a weakref's callback
+RECEIVED: list[int] = []  # signals that have arrived outside a run: their exception is lost in a weakref's callback
 RUNNING: list[Callable[[], int]] = []  # the `main` that `exit_with` runs: this process does nothing else
+PATIENCE_SECONDS = 2.0  # after a signal, until a further one ends the process at once
 END_SECONDS = 1.0  # longest wait for each of output, other threads and processes, and exit functions
 
 
@@ -33,9 +35,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     code 128 + its number, output whose reader has gone 128 + SIGPIPE, any other error a traceback and code 1.
     """
     threads = threading.enumerate()
-    for signum in SIGNALS:
-        if signum not in IGNORED_AT_START:  # as nohup does with SIGHUP
-            signal.signal(signum, _on_signal)
+    _handle_signals(_on_signal)
     RUNNING.append(main)
     code: Any = 1
     report: Callable[[], object] | None = None
@@ -58,7 +58,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     if report is not None:
         console.drain()
         in_time(report)
-    _ignore_signals()
+    _handle_signals(signal.SIG_IGN)
     end_process(code, threads)
 
 
@@ -74,15 +74,22 @@ def _importable(main: Callable[[], int]) -> Callable[[], int]:
     return getattr(module, "main" if function is not main else function.__name__, main)
 
 
+def _handle_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    for signum in {*SIGNALS} - {*IGNORED_AT_START}:  # nohup ignores SIGHUP
+        signal.signal(signum, handler)
+
+
 def _on_signal(signum: int, frame: FrameType | None) -> None:
-    _ignore_signals()
+    since = time.monotonic()  # what ends may itself wait without limit, for a simulator that the signal has ended, say
+    _handle_signals(lambda later, _: time.monotonic() < since + PATIENCE_SECONDS or os._exit(128 + later))
     RECEIVED.append(signum)
     raise Stopped(128 + signum)
 
 
-def _ignore_signals() -> None:
-    for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
+def raise_received() -> None:
+    """Raise `Stopped` again, for a signal whose exception an environment has swallowed."""
+    if RECEIVED:
+        raise Stopped(128 + RECEIVED.pop())
 
 
 def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoReturn:

@@ -39,7 +39,8 @@ SIGNS: dict[str, Sign] = {
     ),
     "no_game": Sign(
         lambda look: (
-            look.endless >= max(0.2 * look.length, GAMES_STEPS * look.window.num_envs * look.window.num_actors)
+            look.endless
+            >= max(0.2 * look.length, GAMES_STEPS * look.window.total * look.window.num_envs / len(look.window.counted))
         ),
         lambda look: f"no game has ended in {look.endless:,} steps, so the mean return says nothing new",
         "give the environment an end, or register it with max_episode_steps",
@@ -50,7 +51,7 @@ SIGNS: dict[str, Sign] = {
             and len({*look.window.first, *look.window.returns}) == 1
             and look.stands_still
         ),
-        lambda look: f"all {look.window.episodes:,} games had the same return",
+        lambda look: f"the first and the newest of {look.window.episodes:,} games had the same return",
         "explore in longer stretches (--explore-envs 0.25 --explore-steps 50; continuous actions: --noise-steps 16)",
     ),
     "values": Sign(

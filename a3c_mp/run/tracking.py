@@ -20,6 +20,7 @@ from a3c_mp.errors import one_line
 from a3c_mp.run.run_dir import as_recorded, name_of, write_atomically
 from a3c_mp.run.script import in_time
 
+logging.getLogger("tensorboardX").addHandler(logging.NullHandler())  # it would name no curve that is NaN
 RETRY_SECONDS = 60.0  # time after a failed write of the event file until the next attempt
 MAIN_CURVES = {
     "mean return": ["charts/mean_return_100", "eval/return_mean"],

@@ -66,6 +66,8 @@ class Context:
         new = Context(self.total_step + 1)
         new.__dict__.update(_kept=self._kept, _lost=self._lost)
         for name, setter in self._setters.items():
+            if name not in self.__dict__:  # it was deleted
+                continue
             if name in self._kept:
                 new.__dict__[name], new._setters[name] = self.__dict__[name], setter
             else:
@@ -194,6 +196,11 @@ def forward_beside(
     try:
         while wait(futures, LOOK_SECONDS).not_done:
             meanwhile()
+    except BaseException:
+        before, ctx.finish = ctx.finish, True  # for halves that wait for messages, which nobody looks for now
+        wait(futures)
+        ctx.finish = before  # the error may be handled
+        raise
     finally:
         wait(futures)  # nothing is to run while the way back is gone
         for own in stacks:

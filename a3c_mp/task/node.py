@@ -132,7 +132,7 @@ class Node(Closing):
         if number_of(sender) < self.router.endpoint.num_nodes:  # those that have joined from elsewhere do not end it
             self._ended_run = max(self._ended_run, run)
             self.finishing = self._ended_run >= max(self._run, 1)
-        else:
+        elif self.router.endpoint.accepts:  # nodes of a `runner` end tasks of their own
             self.router.record_fault(sender)
 
     def _call_handlers(self, message: Message) -> None:

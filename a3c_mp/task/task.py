@@ -43,13 +43,13 @@ class Task:
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
         self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
         self.router.handle(FINISH, lambda sender, run: self._see_end())
-        self.router.handle(JOINED, lambda sender: self._shared.update(dict.fromkeys(self._shared, b"")))
+        self.router.handle(JOINED, self._on_joined)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        pass
+        self._shared.clear()  # nodes that join later get those of later tasks
 
     def use(self, fn: Middleware, *, filter_labels: Sequence[str] | None = None, name: str | None = None) -> Self:
         """Append a middleware; its name is by default that of the function that made it.
@@ -100,7 +100,7 @@ class Task:
         self._thread, run = threading.get_ident(), self.router.begin_run()
         last_step = None if max_step is None else self.ctx.total_step + max_step
         with ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
-            is_over = False
+            is_over = max_step == 0
             while not is_over:
                 self.ctx = self.ctx.renew()
                 self._iterate(threads, last_step)
@@ -137,6 +137,12 @@ class Task:
         """Look while a middleware waits, unless it runs in a thread: this task's own thread looks meanwhile."""
         if threading.get_ident() == self._thread:
             self.router.look()
+
+    def _on_joined(self, sender: str) -> None:
+        """Give a node what was sent before: the iteration may wait for it. What another thread changes follows."""
+        if sent := {name: self._values[name] for name, value in self._shared.items() if value}:
+            self.router.send(SHARE, sent, to=sender)
+        self._shared.update(dict.fromkeys(self._shared, b""))
 
     def _send_shared(self) -> None:
         """Send what has changed, also inside of a list or a tensor, and once a node has joined what was sent before."""

@@ -24,9 +24,8 @@ from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.weights import Weights
 from a3c_mp.run.graph_step import GraphStep
-from a3c_mp.run.guard import NonFiniteFilter
 from a3c_mp.run.learner import Learner
-from a3c_mp.run.progress import Progress
+from a3c_mp.run.progress import NonFiniteFilter, Progress
 
 pytestmark = [
     pytest.mark.cuda,

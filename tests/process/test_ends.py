@@ -42,18 +42,19 @@ def actors_with_helpers(scripts):
     return {int(path.name.split("-")[0]) for path in (scripts.runs_dir / "helpers").glob("*")}
 
 
+@pytest.mark.slow  # two more ways: see test_faults.py
 @pytest.mark.parametrize(
     ("chapter", "way", "flags"),
     [
-        pytest.param(A3C_DATA, "total_steps", (), marks=pytest.mark.slow),  # ends as after SIGTERM
+        (A3C_DATA, "total_steps", ()),  # ends as after SIGTERM
         (APEX_DQN, signal.SIGTERM, ()),
         (A3C_DATA, signal.SIGKILL, ()),
-        pytest.param(A3C_DATA, signal.SIGTERM, EVALUATED, marks=pytest.mark.slow),
-        pytest.param(A3C_DATA, signal.SIGKILL, EVALUATED, marks=pytest.mark.slow),
-        pytest.param(TASK, signal.SIGTERM, EVALUATED, marks=pytest.mark.slow),
-        pytest.param(TASK, signal.SIGKILL, (), marks=pytest.mark.slow),
-        pytest.param(IMPALA, signal.SIGINT, TWO_LEARNERS, marks=pytest.mark.slow),
-        pytest.param(IMPALA, signal.SIGKILL, TWO_LEARNERS, marks=pytest.mark.slow),
+        (A3C_DATA, signal.SIGTERM, EVALUATED),
+        (A3C_DATA, signal.SIGKILL, EVALUATED),
+        (TASK, signal.SIGTERM, EVALUATED),
+        (TASK, signal.SIGKILL, ()),
+        (IMPALA, signal.SIGINT, TWO_LEARNERS),
+        (IMPALA, signal.SIGKILL, TWO_LEARNERS),
     ],
     ids=row_id,
 )

@@ -48,7 +48,7 @@ def kill_evaluators(each_round, times):
 
 @EITHER
 def test_a_killed_evaluator_is_named_replaced_and_changes_no_bit_of_the_training(run_inline, each_round, chapter):
-    flags = [*FEW, "--deterministic", "--total-steps", "3000"]
+    flags = [*FEW, "--deterministic", "--total-steps", "1500"]
     without = run_inline.train(chapter, *flags, name="without")
     killed = kill_evaluators(each_round, times=3)
     done = run_inline.train(chapter, *flags, *EVALUATED, workers=None)
@@ -66,7 +66,7 @@ def test_a_killed_evaluator_is_named_replaced_and_changes_no_bit_of_the_training
 def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_weights_again(
     run_inline, each_round, monkeypatch, chapter
 ):
-    monkeypatch.setattr(supervisor, "START_SECONDS", 20.0)  # it may be stopped while it makes its environments
+    monkeypatch.setattr(supervisor, "START_SECONDS", 6.0)  # it may be stopped while it makes its environments
     frozen, pauses, last = [], [], []
 
     def freeze(run):
@@ -83,7 +83,7 @@ def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_we
     done = run_inline.train(chapter, *FEW, *EVALUATED, "--hang-seconds", str(HANG_SECONDS), workers=None)
     assert done.code == 143, done.out + done.err
     [(pid, steps)] = frozen
-    slow = "took longer than 20 s to start or to make an environment"
+    slow = "took longer than 6 s to start or to make an environment"
     silent = rf"(sent no heartbeat for {HANG_SECONDS} s|{slow}) and was killed"
     assert re.search(rf"evaluator \(pid {pid}\) {silent} .*; restart 1 of 5", done.log)
     assert re.search(rf"evaluation 2: .*; weights of {steps:,} steps, 10 games", done.log)
@@ -94,7 +94,7 @@ def test_training_goes_on_beside_a_frozen_evaluator_which_then_plays_the_same_we
 
 @EITHER
 def test_a_run_whose_evaluator_is_killed_too_often_or_raises_goes_on_without(run_inline, each_round, chapter):
-    flags = [*FEW, *EVALUATED, "--max-restarts", "1", "--total-steps", "3000"]
+    flags = [*FEW, *EVALUATED, "--max-restarts", "1", "--total-steps", "1500"]
     raising = run_inline.train(chapter, "--env-id", "envs:Unplayable-v0", *flags, name="raising", workers=None)
     assert raising.log.count("ArithmeticError: no coin for another player") == 1
     killed = kill_evaluators(each_round, times=2)

@@ -34,8 +34,8 @@ ON_PONG = ["--env-id", "PongNoFrameskip-v4", *MEMBERS, "--units-range", "8", "64
 TWO_SLOTS = ["--slots-per-actor", "2"]
 BURSTS = ["--explore-envs", "0.5", "--explore-steps", "5"]
 KINDS = {
-    "data": ("train_a3c_data.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, *BURSTS]),
-    "impala": ("train_impala.py", 1500, [*ROLLOUTS, *LSTM]),
+    "data": ("train_a3c_data.py", 900, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, *BURSTS]),
+    "impala": ("train_impala.py", 900, [*ROLLOUTS, *LSTM]),
 }
 SLOW = {
     "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, "--eval-every", "0"]),

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -26,10 +27,11 @@ from harness import (
     scalars,
     still_alive,
 )
+from test_ends import actors_with_helpers, closed, left_of
 
 from a3c_mp.run.checkpoint import list_checkpoints
 
-HANG_SECONDS = 6
+HANG_SECONDS = 4
 SLOW = pytest.mark.slow
 ONE_IN_CI = [A3C_DATA, *(pytest.param(chapter, marks=SLOW) for chapter in (*SPAWNING[1:], POPULATION))]
 WAYS = {
@@ -109,6 +111,11 @@ def test_environments_whose_steps_together_take_longer_than_the_limit_do_not_han
     assert done.summary["steps"] >= 12
 
 
+HELPER = "envs:Helper-v0"
+IMPALA_WITH_HELPERS, TASK_WITH_HELPERS = replace(IMPALA, env_id=HELPER), replace(TASK, env_id=HELPER)
+"""their environments have helper processes, which must not outlive the run"""
+
+
 def work_of(chapter):
     """Flags by which as few processes as there can be work; IMPALA has two learners, for the faults that need them."""
     return {IMPALA: chapter.two_learners, POPULATION: []}.get(chapter, ["--num-actors", "1"])
@@ -132,7 +139,7 @@ def saving(scripts, trainer):
     ("chapter", "moment"),
     [
         (A3C_DATA, starting_up),
-        (IMPALA, under_way),
+        (IMPALA_WITH_HELPERS, under_way),
         *(pytest.param(chapter, under_way, marks=SLOW) for chapter in (A3C_DATA, A3C_GRAD, APEX_DQN, POPULATION, TASK)),
         *(pytest.param(chapter, starting_up, marks=SLOW) for chapter in (A3C_GRAD, APEX_DQN, IMPALA, TASK, POPULATION)),
     ],
@@ -143,19 +150,22 @@ def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts,
     trainer = scripts.train(chapter, *(chapter.two_learners or work_of(chapter)))
     moment(scripts, trainer)
     family = family_of(trainer.pid)
+    assert bool(actors_with_helpers(scripts)) == (chapter.env_id == HELPER)
     trainer.kill()
     killed = time.monotonic()
     assert family
     while still_alive(family) and time.monotonic() < killed + BUSY_SECONDS:
         time.sleep(0.01)
     assert not still_alive(family)
+    assert not left_of(scripts)
+    assert not closed(scripts)
     trainer.communicate()
     assert not scripts.left(before)
 
 
 INT, TERM, USR1, XCPU = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU
 FEW = [  # every pair of two of the other choices occurs
-    (TASK, INT, "group", 1, under_way),
+    (TASK_WITH_HELPERS, INT, "group", 1, under_way),
     (IMPALA, TERM, "parent", 2, under_way),
     (A3C_DATA, INT, "parent", 1, saving),
     (APEX_DQN, TERM, "group", 2, saving),
@@ -184,13 +194,16 @@ def test_signals_end_a_run_with_checkpoint_and_summary(scripts, chapter, signum,
     pace = ["--checkpoint-seconds", "0.1" if moment is saving else "60"]
     trainer = scripts.train(chapter, *work_of(chapter), *pace, start_new_session=True)
     moment(scripts, trainer)
-    family = family_of(trainer.pid)
+    family, actors = family_of(trainer.pid), actors_with_helpers(scripts)
+    assert bool(actors) == (chapter.env_id == HELPER)
     done = ended_by(scripts, trainer, signum, target, times)
     assert "Traceback" not in done.out + done.err
     assert "restart" not in done.out
     assert done.checkpoints or moment is starting_up
     assert done.summary["steps"] > 0 or moment is starting_up
     assert not still_alive(family)
+    assert not left_of(scripts)
+    assert closed(scripts) == actors
     assert not scripts.left(before)
 
 

@@ -154,7 +154,7 @@ def test_a_signal_ends_a_rank_that_waits_for_another_one(train, scripts):
     first, second = ranks_of(process)
     second.suspend()
     try:
-        time.sleep(3)  # rank 0 has played a generation, and waits for the results of the other's
+        time.sleep(1.5)  # rank 0 has played a generation, and waits for the results of the other's
         first.terminate()
         assert first.wait(timeout=10) is None
     finally:

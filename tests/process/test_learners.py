@@ -109,6 +109,12 @@ def exchange_until_lost(learners, act=lambda pids: None):
             group.all_gather_object(os.getpid())
 
 
+@pytest.fixture
+def short_waits(monkeypatch):
+    for name in ("SIGNAL_SECONDS", "DEATH_SECONDS", "LEARNER_CLOSE_SECONDS"):
+        monkeypatch.setattr(f"a3c_mp.processes.learners.{name}", 0.5)
+
+
 class Unloadable:
     """Can be pickled, and not unpickled."""
 
@@ -128,6 +134,7 @@ def test_a_learner_that_fails_is_named_with_the_reason(target, parts, reason):
         exchange_until_lost(make_learners(2, target, *parts))
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_a_frozen_learner_is_given_up_after_a_time():
     learners = make_learners(2, exchange_for_ever)
     learners.peer_seconds = 1
@@ -143,6 +150,7 @@ def test_learners_wait_for_each_other_as_long_as_a_new_actor_may_take(monkeypatc
         assert make_learners(2, exchange_for_ever, num_actors=num_actors).peer_seconds == 60 + seconds
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_a_signal_ends_the_wait_for_a_frozen_learner():
     """Python runs no signal handler while torch waits, here for two minutes."""
     heard, started = [], time.monotonic()

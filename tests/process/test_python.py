@@ -1,5 +1,6 @@
 """The library from Python: runs as child processes, callbacks, errors, and policies as functions."""
 
+import errno
 import json
 import os
 import re
@@ -127,6 +128,8 @@ def test_a_mask_may_be_in_parts_as_an_environment_gives_it():
         (Box(-1.0, 1.0, (3,)), np.zeros((2, 3)), [[1, 0, 1, 1, 1]], "1 masks for 2 observations"),
         (Box(-1.0, 1.0, (3,)), np.zeros(3), [1, 0, 0, 0, 0], "an action_mask that allows no action"),
         (Box(0, 255, (3, 36, 36), np.uint8), np.full((3, 36, 36), 0.7), None, "must be uint8 as `make_env` gives them"),
+        (Box(-1.0, 1.0, (3,)), {"a": np.zeros(3)}, None, "as `make_env` gives them, not a dict"),
+        (Box(-1.0, 1.0, (3,)), (np.zeros(2), 1), None, "as `make_env` gives them, not a tuple"),
     ],
 )
 def test_observations_and_masks_that_do_not_fit_are_refused(space, obs, mask, message):
@@ -238,6 +241,25 @@ def test_a_script_that_a_run_imports_again_does_not_start_another_one(monkeypatc
         a3c_mp.train("a3c_data")
 
 
+def test_what_a_run_tells_is_read_once_and_its_file_does_not_grow(monkeypatch, tmp_path):
+    monkeypatch.setenv(followed.VARIABLE, str(tmp_path / "told"))
+    for has_locks in (True, False):
+        (tmp_path / "told").write_text("")
+        with (tmp_path / "told").open("r+") as file, monkeypatch.context() as patch:
+            if not has_locks:
+                patch.setattr("fcntl.flock", no_locks)
+            for steps in (1, 2):
+                assert followed.tell(steps=steps)
+                assert [json.loads(line) for line in followed.take_told(file).splitlines() if line] == [
+                    {"steps": steps}
+                ]
+        assert ((tmp_path / "told").stat().st_size == 0) == has_locks
+
+
+def no_locks(file, operation):
+    raise OSError(errno.ENOLCK, "no locks")
+
+
 def test_what_a_chapter_refuses_is_raised_and_not_printed(chapter, capfd):
     with pytest.raises(ConfigError, match=r"^lerning-rate=0.1: there is no such flag; perhaps you meant --learn") as no:
         a3c_mp.train("a3c_data", lerning_rate=0.1)
@@ -334,7 +356,7 @@ def test_the_cells_of_the_notebook_run(scripts):
         if first.startswith("%%writefile "):
             (folder / first.split()[1]).write_text(text)
         else:
-            program.append(source.replace("total_steps=100_000", "total_steps=1_000"))
+            program.append(source.replace("total_steps=100_000", "total_steps=1_000, num_actors=1"))
     (folder / "cells.py").write_text("\n".join([f"import os; os.chdir({str(folder)!r})", *program]))
     done = scripts.finish(scripts.start(str(folder / "cells.py")), "")
     assert done.code == 0, done.err

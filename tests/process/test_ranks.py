@@ -68,13 +68,13 @@ def test_ranks_meet_on_the_interface_towards_rank_0_in_a_private_network(address
 def test_a_rank_whose_others_never_come_says_so_and_ends(scripts, monkeypatch, ended_by):
     for name, value in (RANKS | {"RANK": "0", "MASTER_PORT": "0"}).items():
         monkeypatch.setenv(name, value)
-    process = scripts.start("train_population.py", "--hang-seconds", "4" if ended_by is None else "60")
+    process = scripts.start("train_population.py", "--hang-seconds", "3" if ended_by is None else "60")
     assert process.stderr.readline() == "rank 0 waits for the other 1 (WORLD_SIZE=2) at 127.0.0.1:0\n"
     if ended_by is not None:
         process.send_signal(ended_by)
     _, err = process.communicate(timeout=10)
     assert process.returncode == (2 if ended_by is None else 128 + ended_by)
-    assert ("error: WORLD_SIZE=2: rank 0 has waited 4 s for the other 1" in err) == (ended_by is None)
+    assert ("error: WORLD_SIZE=2: rank 0 has waited 3 s for the other 1" in err) == (ended_by is None)
     assert "Traceback" not in err
 
 

@@ -17,7 +17,7 @@ from virtual_gpu import library
 from a3c_mp.cluster.node import FOLDER_PREFIX
 
 SLOW = pytest.mark.slow
-DETERMINISTIC = ["--deterministic", "--total-steps", "3000"]
+DETERMINISTIC = ["--deterministic", "--total-steps", "1500"]
 LONG = ["--total-steps", "1e8"]
 TWO_LEARNERS = ["--num-learners", "2", "--replay-proportion", "0", "--batch-unrolls", "2"]
 pytestmark = pytest.mark.timeout(600)
@@ -87,7 +87,7 @@ def end(scripts, trainer, signum=signal.SIGTERM):
 # ---- one machine
 
 
-def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
+def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts, run_inline):
     """Also: everything listens on the loopback interface, and the token is in no command line."""
     trainer = scripts.train(RAY_IMPALA, *DETERMINISTIC)
     scripts.wait_until(lambda: ray_of(trainer.pid, "ray::RayWorker"), trainer, timeout=300)  # beside other tests
@@ -100,9 +100,9 @@ def test_on_ray_chapter_4_has_the_same_weights_to_the_last_bit(scripts):
     assert on_ray.code == 0, on_ray.err
     assert "(raylet)" not in on_ray.out + on_ray.err
     assert "Ray cluster: 1 node, 2 CPUs; 2 actors wanted" in on_ray.out
-    alone = scripts.run(IMPALA, *DETERMINISTIC, name="alone")
+    alone = run_inline.train(IMPALA, *DETERMINISTIC, name="alone", workers=None)
     assert on_ray.summary["weights_sha256"] == alone.summary["weights_sha256"]
-    assert scripts.finish(scripts.start("play.py", "runs/r", "--episodes", "2"), "r").code == 0
+    assert run_inline("play.py", "runs/r", "--episodes", "2").code == 0
 
 
 @SLOW

@@ -22,6 +22,7 @@ from harness import (
     with_changes,
 )
 
+from a3c_mp.errors import ConfigError
 from a3c_mp.processes.supervisor import START_SECONDS
 from a3c_mp.run.episode_log import read_episodes
 
@@ -99,13 +100,12 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(run_inl
     assert done.state["steps"] == done.summary["steps"]
 
 
-def test_a_second_run_in_the_same_folder_is_refused(scripts):
+def test_a_second_run_in_the_same_folder_is_refused(scripts, run_inline):
     trainer = scripts.train(TASK, "--standalone")
     scripts.wait_for("r", "config.json:args", trainer)
     trainer.send_signal(signal.SIGSTOP)  # its work is not needed
-    second = scripts.resume(TASK)
-    assert second.code == 2
-    assert f"in use by process {trainer.pid}; wait for it" in second.err
+    with pytest.raises(ConfigError, match=f"in use by process {trainer.pid}; wait for it"):
+        run_inline.resume(TASK)
     trainer.send_signal(signal.SIGCONT)
     trainer.send_signal(signal.SIGINT)
     assert scripts.finish(trainer, "r").code == 130
@@ -137,19 +137,18 @@ def test_help_into_a_pipe_that_closes_ends_without_a_word(scripts):
     assert helper.wait(60) == 0
 
 
-def test_the_example_of_an_algorithm_can_be_trained_and_resumed(scripts, tmp_path):
+def test_the_example_of_an_algorithm_can_be_trained_and_resumed(run_inline, monkeypatch, tmp_path):
     """That of docs/algorithm.md, whose changes are made to chapter 1."""
     (tmp_path / "train_reward.py").write_text(with_changes(A3C_DATA.script, "algorithm.md"))
+    monkeypatch.syspath_prepend(tmp_path)
     few = ["--num-envs", "2", "--num-actors", "1", "--batch-size", "32", "--total-steps", "200"]
-    started = scripts.start(str(tmp_path / "train_reward.py"), "--run-name", "r", "--prediction-coef", "0.3", *few)
-    done = scripts.finish(started, "r")
+    done = run_inline("train_reward.py", "--prediction-coef", "0.3", *few)
     assert done.code == 0, done.err
     assert (done.config["algorithm"], done.config["args"]["prediction_coef"]) == ("reward", 0.3)
     losses = [event.value for event in scalars(done.folder)["losses/prediction"]]
     assert all(math.isfinite(loss) and loss > 0 for loss in losses)
     before = done.state["extra"]["predict"]["weight"]
-    again = scripts.start(str(tmp_path / "train_reward.py"), "--resume", "runs/r", "--total-steps", "400")
-    done = scripts.finish(again, "r")
+    done = run_inline("train_reward.py", "--resume", "runs/r", "--total-steps", "400")
     assert done.code == 0, done.err
     assert "it starts empty" not in done.log
     assert (done.state["extra"]["predict"]["weight"] - before).abs().max() > 0, "it is trained"

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing import Pipe, resource_tracker
+from multiprocessing import Pipe, Process, resource_tracker
 
 import psutil
 import pytest
@@ -58,7 +58,9 @@ def test_the_watchdog_clears_registered_groups_and_files_at_the_end_of_its_paren
 
 
 def wait(pipe):
-    pipe.send(os.getpid())
+    helper = Process(target=time.sleep, args=(600,))  # as an environment may start one
+    helper.start()
+    pipe.send(helper.pid)
     time.sleep(600)
 
 
@@ -79,12 +81,13 @@ def test_no_worker_hears_ctrl_c_or_the_warning_of_a_scheduler():
     process, pipe = launch()
     for signum in (signal.SIGINT, *WARNINGS):
         assert ignores(process.pid, signum, "SigBlk"), "blocked"
-    pipe.recv()
+    helper = psutil.Process(pipe.recv())
     for signum in (signal.SIGINT, *WARNINGS):
         assert ignores(process.pid, signum)
     assert not ignores(process.pid, signal.SIGUSR1, "SigBlk"), "an environment may have a handler of its own"
     assert psutil.Process(process.pid).name() == "collector of ga", "programs that list processes show 15 characters"
     await_end([process], 0)
+    assert psutil.wait_procs([helper], 10)[1] == [], "it ends with the worker's process group"
 
 
 @pytest.mark.timeout(20)

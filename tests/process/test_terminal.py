@@ -75,15 +75,10 @@ def test_a_terminal_that_closes_costs_neither_checkpoint_nor_summary(scripts):
     ended(scripts, trainer, signal.SIGHUP)
 
 
-def test_what_an_environment_leaves_in_the_trainer_does_not_keep_it_alive_or_deaf(scripts):
-    trainer = scripts.train(A3C_DATA, "--env-id", "envs:Thread-v0", "--num-actors", "1")
-    scripts.wait_for_game(trainer)
-    trainer.send_signal(signal.SIGTERM)
-    ended(scripts, trainer, signal.SIGTERM)
-
-
-def test_a_run_without_stdout_and_stderr_keeps_other_files_out_of_their_places(scripts):
-    trainer = scripts.train(A3C_DATA, "--num-actors", "1", prefix=["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"])
+def test_neither_closed_streams_nor_what_an_environment_leaves_keeps_the_trainer_alive_or_deaf(scripts):
+    """The environment leaves a thread and ignores SIGTERM; other files do not take the places of the streams."""
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    trainer = scripts.train(A3C_DATA, "--env-id", "envs:Thread-v0", "--num-actors", "1", prefix=closed)
     scripts.wait_for_game(trainer)
     for pid in (trainer.pid, *(actor.pid for actor in actors_of(trainer.pid))):
         opened = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)]

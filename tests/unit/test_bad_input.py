@@ -280,6 +280,7 @@ class Continuous(Env):
 
 
 BYTES = Box(0, 255, (3,), np.uint8)
+BRIGHT = {"observation_space": Box(0, 1, (84, 84), np.float32), "obs": np.full((84, 84), 200, np.uint8)}
 BROKEN = {
     "step() returned 4 values, gymnasium's API has 5: (obs": (Env, {"rest": (0.0, False, {})}),
     "reset() returned a ndarray, gymnasium's API has 2: (observation, info)": (OldReset, {}),
@@ -288,6 +289,7 @@ BROKEN = {
     "of type float64, its space has uint8": (Env, {"observation_space": BYTES, "obs": np.zeros(3)}),
     "of type <U1, its space has float32": (Env, {"obs": ["a", "b", "c"]}),
     "returned an observation with NaN or infinity": (Env, {"obs": np.full(3, np.nan, np.float32)}),
+    "reset() returned an observation: the image has values from 200 to 200, its space 0 to 1": (Env, BRIGHT),
     "step() returned the reward nan, must be a finite number": (WrongAtTheHighestAction, {}),
     "step() returned a reward of shape (2,), must be one number": (Env, {"rest": (np.zeros(2), False, False, {})}),
     "unexpected keyword argument 'seed' of reset(), gymnasium's API has reset(": (ResetWithoutSeed, {}),

@@ -16,6 +16,7 @@ ROWS = [campaign.solved(chapter, campaign.CARTPOLE, 2, 30) for chapter in ("a3c_
 def go(tmp_path, monkeypatch):
     """Run the campaign, whose runs are instant and take an hour; `seen` are their commands, `world` is what it sees."""
     world = SimpleNamespace(seen=[], hour=0.0, busy=[], commit="c0ffee", machine="A", code="c0ffee", folder=tmp_path)
+    world.uncommitted = set()
 
     def train(command, args, name, steps):
         world.seen.append(f"{command[0]} {command[-1]}")
@@ -31,6 +32,7 @@ def go(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "machine", lambda: {"name": world.machine, "cores": 2})
     monkeypatch.setattr(records, "commit_of", lambda: world.commit)
     monkeypatch.setattr(records, "code_differs", lambda commit: commit != world.code)
+    monkeypatch.setattr(campaign, "is_committed", lambda path: path.name not in world.uncommitted)
     monkeypatch.setattr(common, "train", train)
     monkeypatch.setattr(solve, "table", lambda result: "")
     figures = {"exit_reason": "solved", "solved": True, "wall_seconds": 3600.0}
@@ -105,6 +107,10 @@ def test_older_files_leave_when_a_row_is_whole(go):
     other.write_text(json.dumps(files(world)[0] | changes | {"env_id": "Pendulum-v1"}))
     go("--list", "--prune")
     assert old.exists(), "the row lacks a run"
+    world.uncommitted = {old.name}
+    go("--prune")
+    assert old.exists(), "nobody else has it"
+    world.uncommitted = set()
     go("--prune")
     assert not old.exists()
     assert other.exists()

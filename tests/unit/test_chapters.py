@@ -74,7 +74,7 @@ def test_the_first_chapter_loads_little_of_the_library():
     own = (ROOT / "a3c_mp", ROOT / "train_a3c_data.py")
     paths = {Path(name) for name in loaded.split() if any(Path(name).is_relative_to(folder) for folder in own)}
     assert len(paths) <= 60
-    assert sum(len(path.read_text().splitlines()) for path in paths) <= 7340
+    assert sum(len(path.read_text().splitlines()) for path in paths) <= 7400
 
 
 @EVERY_ONE_OF_ALL
@@ -93,7 +93,7 @@ def test_presets_are_settings_within_their_ranges(chapter):
 )
 def test_what_is_not_finite_is_skipped_counted_and_named(run_inline, chapter, env):
     env_id = f"envs:{env}-v0"
-    done = run_inline.train(chapter, "--env-id", env_id, "--no-reward-clip", *EQUAL_SHARES, "--total-steps", "2000")
+    done = run_inline.train(chapter, "--env-id", env_id, "--no-reward-clip", *EQUAL_SHARES, "--total-steps", "1500")
     assert done.code == 0, done.log
     assert 2 <= done.not_finite <= 8, "it happens to both actors, once"
     assert re.search(rf" (from|of) {chapter.actor} \d", done.log)
@@ -119,7 +119,7 @@ def test_a_run_that_ends_before_the_first_update_because_of_them_has_failed(run_
 def test_one_huge_observation_is_left_out_and_the_net_goes_on_seeing_the_others(run_inline, chapter, monkeypatch):
     """As sentinels are, FLT_MAX for nothing in sight: finite, and its square is not."""
     monkeypatch.setattr(apex, "NORM_PERIOD", 1)  # so that none is overlooked
-    done = run_inline.train(chapter, "--env-id", "envs:HugeObs-v0", "--total-steps", "2500")
+    done = run_inline.train(chapter, "--env-id", "envs:HugeObs-v0", *EQUAL_SHARES, "--total-steps", "1500")
     assert done.code == 0, done.log
     assert done.state["extra"]["obs_stats"]["moments"][0].sum() > 1000
     assert 1 / done.state["net"]["norm.scale"].min() < 100, "CartPole's own deviations are about 1"
@@ -176,11 +176,11 @@ def test_what_looks_like_an_image_and_is_treated_as_a_vector_is_in_the_log(shape
 
 @EVERY_ONE_OF_ALL
 def test_a_full_disk_costs_warnings_and_the_old_checkpoint_stays(run_inline, chapter, monkeypatch):
-    """Between 1,000 and 2,000 steps no file can grow."""
+    """Between 500 and 1,000 steps no file can grow."""
     warnings, during, folder, end_round = [], [], run_inline.folder() / "checkpoints", Run.end_round
 
     def end_round_with_little_room(run):
-        if not 1000 <= run.steps < 2000:
+        if not 500 <= run.steps < 1000:
             return end_round(run)
         with files_no_longer_than(1000):
             end_round(run)
@@ -190,12 +190,12 @@ def test_a_full_disk_costs_warnings_and_the_old_checkpoint_stays(run_inline, cha
     monkeypatch.setattr(logging.Logger, "warning", lambda self, text: warnings.append(text))
     monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.02)
     monkeypatch.setattr(Run, "end_round", end_round_with_little_room)
-    done = run_inline.train(chapter, "--total-steps", "2500", "--checkpoint-steps", "200")
+    done = run_inline.train(chapter, "--total-steps", "1250", "--checkpoint-steps", "200")
     assert done.code == 0
     assert during
-    assert all(saved < 1000 for saved in during), "the old one can be read, and there is no other"
-    assert done.state["steps"] >= 2500
-    assert [text for text in warnings if "checkpoint at 1," in text and "File too large" in text]
+    assert all(saved < 500 for saved in during), "the old one can be read, and there is no other"
+    assert done.state["steps"] >= 1250
+    assert [text for text in warnings if "checkpoint at " in text and "File too large" in text]
     assert [text for text in warnings if "TensorBoard cannot be written" in text]
     assert not list(done.folder.rglob("*.tmp"))
 

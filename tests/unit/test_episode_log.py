@@ -58,15 +58,17 @@ def test_a_full_disk_costs_a_warning_never_the_run_nor_the_lines_around_it(still
     with files_no_longer_than(100):
         for step in range(100):
             episodes.add(step, 0.0, 0, Episode(1.0, 5))
+        episodes.flush()
+        episodes.add(100, 0.0, 0, Episode(1.0, 5))
         (episodes.close if still_full_at_the_end else episodes.flush)()
     (message,) = tape.messages
     assert str(path) in message
     if not still_full_at_the_end:
-        episodes.add(100, 0.0, 0, Episode(1.0, 5))
+        episodes.add(101, 0.0, 0, Episode(1.0, 5))
         episodes.close()
         steps = steps_in(path)
         assert steps == sorted(set(steps)), "no line is torn or written twice"
-        assert steps[-1] == 100
+        assert steps[-1] == 101
 
 
 def test_a_return_of_any_size_is_a_line(path, log):

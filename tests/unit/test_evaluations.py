@@ -250,7 +250,7 @@ def test_a_run_that_is_solved_by_evaluation_ends_with_the_weights_that_passed_an
         behind.append(saved != run.progress.evals.best)
 
     each_round(compare)
-    flags = ["--stop-eval-return", "501", "--total-steps", "10000"]  # time for an evaluator to start
+    flags = ["--stop-eval-return", "501", "--total-steps", str(done.summary["steps"] + 3000)]
     further = run_inline("train_a3c_data.py", "--resume", "runs/r", *flags)
     assert further.summary["exit_reason"] == "total_steps"
     assert further.evals["count"] > 1

@@ -150,10 +150,10 @@ def test_away_from_the_limits_genes_do_not_drift(name, step, rng):
     factor, half = step or 2.5, 0.5 if gene.integer else 1e-9
     start = scaled([gene.low, value, gene.high], gene)
     assert (np.diff(start) > np.log(2.5)).all(), "no step reaches a limit"
-    moved = [gene.move(value, ARGS, rng) for _ in range(100_000)]
+    moved = [gene.move(value, ARGS, rng) for _ in range(20_000)]
     assert value not in moved
     steps = np.exp(scaled(moved, gene) - start[1])
-    assert abs(np.log(steps).mean()) < 0.006
+    assert abs(np.log(steps).mean()) < 0.0135
     assert (1 - half / value) / factor - half / value <= min(steps)
     assert max(steps) <= (1 + half / value) * factor + half / value
 

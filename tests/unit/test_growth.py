@@ -51,7 +51,8 @@ def a_member(hidden, activation="relu", updates=2, seed=0, convolutions=(), fami
         member.target_net.norm.update(7 * observations(image=image))
     if family == "actor_critic":  # what does not depend on the architecture
         member.net.reward_scale.fill_(0.3)
-        member.return_stats.update(0, torch.rand(5, ARGS.num_envs), torch.zeros(5, ARGS.num_envs, dtype=torch.bool))
+        rewards = 1e20 * torch.rand(5, ARGS.num_envs)  # their squares do not fit into float32
+        member.return_stats.update(0, rewards, torch.zeros(5, ARGS.num_envs, dtype=torch.bool))
     for update in range(updates):
         update_once(member, seed=100 * seed + update)
     return member

@@ -145,8 +145,9 @@ def test_double_q_chooses_among_the_allowed_actions():
     q = torch.tensor([[5.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
     zeros, mask = torch.zeros(2), torch.tensor([[True, True, True], [False, True, True]])
     batch = Batch(q, zeros.long(), zeros, zeros + 1, q, mask, zeros.double() + 1, zeros.long())
-    target_net = SimpleNamespace(quantiles=lambda obs: torch.stack([10 * obs, 11 * obs], dim=2))
-    found = dqn.bootstrap_values(lambda obs: (obs,), target_net, batch)
+    target_net = SimpleNamespace(of_inputs=lambda inputs: torch.stack([10 * inputs, 11 * inputs], dim=2))
+    net = SimpleNamespace(norm=SimpleNamespace(convert=lambda obs: obs), of_inputs=lambda inputs: inputs[..., None])
+    found = dqn.bootstrap_values(net, target_net, batch)
     assert found.tolist() == [[50.0, 55.0], [20.0, 22.0]]
 
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.run.guard import count
 from a3c_mp.run.mean_return import PATIENCE, ReturnWindow, short_return
-from a3c_mp.run.progress import Progress
+from a3c_mp.run.progress import Progress, count
 
 
 def counted(games):
@@ -94,6 +93,17 @@ def test_many_games_that_never_end_are_passed_over_at_last():
     found = [window.end(0, [Episode(1.0, 1, env=3)]) for _ in range(window.long_limit)]
     assert window.endless == [(0, 0), (0, 1), (0, 2)]
     assert sum(map(len, found)) == window.long_limit
+
+
+def test_places_without_an_actor_make_nobody_patient():
+    window, alone = ReturnWindow(num_actors=9, num_envs=4), ReturnWindow(num_actors=1, num_envs=4)
+    for actor in range(1, 9):
+        window.leave(actor)
+    ended = [Episode(1.0, 1, env=3)] * 400
+    assert window.end(0, ended) == alone.end(0, ended)
+    assert (window.total, window.endless) == (4, alone.endless)
+    window.lose(1)
+    assert window.total == 8
 
 
 def test_games_of_an_actor_that_has_not_reported_since_they_started_are_not_passed_over():

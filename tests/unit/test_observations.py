@@ -280,7 +280,7 @@ BROKEN = {
     "no tuple": ({**OBS, "hands": 1}, "with other parts: a int, its space has the parts [0, 1]"),
     "shape": ({**OBS, "goal": np.zeros(3, np.float32)}, "its observation[goal] of shape (3,), its space has (2,)"),
     "range": ({**OBS, "hands": (np.int64(0), OBS["hands"][1])}, "its observation[hands.0] 0, its space is Discrete(3"),
-    "NaN": ({**OBS, "goal": np.full(2, np.nan, np.float32)}, "an observation with NaN or infinity"),
+    "NaN": ({**OBS, "goal": np.full(2, np.nan, np.float32)}, "its observation[goal] with NaN or infinity"),
 }
 
 
@@ -289,6 +289,11 @@ def test_a_structure_that_differs_from_its_space_is_refused(obs, message, regist
     env = make_env(register(entry_point=Structured, changes={"obs": obs}))
     with pytest.raises(BrokenContract, match=re.escape(message)):
         wrappers.check_contract(env)
+
+
+def test_a_part_that_is_not_used_may_have_any_values(register):
+    env_id = register(entry_point=Structured, changes={"obs": {**OBS, "goal": np.full(2, np.inf, np.float32)}})
+    wrappers.check_contract(make_env(with_extras(env_id, {"obs_keys": ["hands"]})))
 
 
 def test_a_choice_that_later_lies_outside_its_space_is_refused(register):

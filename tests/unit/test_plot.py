@@ -98,6 +98,8 @@ def test_a_curve_has_a_point_for_each_step_at_which_games_ended_and_reaches_a_go
     found = read(tmp_path / "r", "10,1.0,0,1.0,5", "10,1.0,1,3.0,5", "30,2.0,0,5.0,5")
     assert found.steps.tolist() == [10, 30]
     assert found.mean_return.tolist() == [2.0, 3.0], "of all games so far"
+    absurd = read(tmp_path / "r", *(f"{i},{i}.0,0,{1e30 if i == 3 else 5.0},5" for i in range(200)))
+    assert absurd.mean_return[-50:].tolist() == [5.0] * 50, "one game counts in 100 means"
     found = read(tmp_path / "r", *(f"{10 * i},{i}.0,0,{1.0 if i in (1, 30) else 0.0},5" for i in range(1, 31)))
     one_of_20, one_of_30 = 0.05, 2 / 30
     assert [table([found], goal)[1] for goal in (one_of_20, one_of_30, 0.5)] == ["200 (1/1)", "300 (1/1)", "- (0/1)"]

@@ -161,6 +161,7 @@ def test_a_gpu_that_is_asked_for_and_cannot_be_shared_is_refused(monkeypatch):
         acting.choose_acting(SimpleNamespace(act_on="cuda", precision="fp32"), net)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("reduced", "why"),
     [

@@ -360,7 +360,9 @@ def evaluators(nodes):
     lines = []
     log = logging.Logger("run")
     log.info = lines.append
-    run = SimpleNamespace(args=SimpleNamespace(eval_episodes=2), log=log, is_interrupted=lambda: False)
+    progress = SimpleNamespace(evals=SimpleNamespace(has_failed=False))
+    args = SimpleNamespace(eval_episodes=2)
+    run = SimpleNamespace(args=args, log=log, progress=progress, is_interrupted=lambda: False)
     learner = NodeEvaluator(run, 1, others=False)
     learner.connect(nodes[0])
     learner.lines = lines

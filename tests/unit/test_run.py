@@ -245,13 +245,16 @@ def test_the_log_keeps_what_children_print_up_to_a_limit(tmp_path, monkeypatch):
     assert lines == ["line 0", "line 1", "further lines that child processes print are shown on the console only"]
 
 
-def test_rates_begin_with_the_first_rollout_and_count_what_came_after_it(args, clock, monkeypatch):
-    """A checkpoint right after the first rollout writes the curves too, but no rate over almost no time."""
+def test_rates_begin_with_the_first_round_and_count_what_came_after_it(args, clock, monkeypatch):
+    """A checkpoint right after the first round writes the curves too, but no rate over almost no time."""
     with a_run(args) as run:
         written = []
         monkeypatch.setattr(run.metrics, "write", lambda steps, points: written.append(points))
         run.metrics.gauges["replay/size"] = lambda: 123
-        for seconds, steps in ((0.0, 1000), (0.0625, 0), (5.0, 1000), (5.0, 1000)):
+        for actor in range(2):  # both have collected since before the first message came
+            run.record_rollout(1000, [], actor, policy_lag=0)
+        run.end_round()
+        for seconds, steps in ((0.0625, 0), (5.0, 1000), (5.0, 1000)):
             clock[0] += seconds
             run.record_rollout(steps, [], 0, policy_lag=0)
             run.record_update({}, samples=4 * steps)
@@ -266,8 +269,9 @@ def test_rates_begin_with_the_first_rollout_and_count_what_came_after_it(args, c
 
 def test_rates_have_the_wait_in_which_a_run_ends_but_not_what_comes_after_its_loop(args, clock):
     with a_run(args) as run:
-        for steps in (0, 1000):  # the first starts the clock
-            run.record_rollout(steps, [], 0, policy_lag=0)
+        run.record_rollout(500, [], 0, policy_lag=0)
+        run.end_round()  # the first starts the clock
+        run.record_rollout(1000, [], 0, policy_lag=0)
         with run.timing("waiting"):  # for an actor that hangs, until a signal comes
             clock[0] += 300.0
         clock[0] += 50.0  # actors end
@@ -406,10 +410,11 @@ def test_in_a_restart_the_time_limit_counts_from_the_first_start(args, clock, pa
         assert run.should_stop() == (passed > 60)
         if passed < 60:
             run.record_rollout(10, [], 0, 0)
+            run.end_round()
             clock[0] += 5
             assert run.progress.seconds_left == 5
             run.record_rollout(10, [], 0, 0)
-            assert run.metrics.sps == 2, "which counts from the first rollout of this one"
+            assert run.metrics.sps == 2, "which counts from the first round of this one"
         raise PeerLost("learner 1 is lost")
     assert (run.exit_code, run.exit_reason) == expected
 

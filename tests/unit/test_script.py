@@ -5,12 +5,13 @@ import io
 import signal
 import sys
 import threading
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from a3c_mp.errors import ConfigError, NothingToDo
+from a3c_mp.errors import ConfigError, NothingToDo, Stopped
 from a3c_mp.run import command
 from a3c_mp.run import script as ending
 from a3c_mp.run.script import exit_with
@@ -149,3 +150,18 @@ def test_the_package_has_every_folder_of_the_library():
     with (root / "pyproject.toml").open("rb") as file:
         packages = tomllib.load(file)["tool"]["setuptools"]["packages"]
     assert set(packages) == folders | {"a3c_mp.chapters", "a3c_mp.wrappers"}
+
+
+def test_an_environment_may_swallow_a_signal_and_a_later_one_ends_what_waits_for_ever(monkeypatch):
+    handlers = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    with pytest.raises(Stopped, match="130"):
+        ending._on_signal(signal.SIGINT, None)
+    with pytest.raises(Stopped, match="130"):
+        ending.raise_received()
+    ending.raise_received()  # once
+    handlers[signal.SIGINT](signal.SIGINT, None)  # a shell may send it twice
+    later = time.monotonic() + 1.5 * ending.PATIENCE_SECONDS
+    monkeypatch.setattr(ending.time, "monotonic", lambda: later)
+    with pytest.raises(EndedAtOnce, match=str(128 + signal.SIGTERM)):
+        handlers[signal.SIGTERM](signal.SIGTERM, None)

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.task.middleware import Context, StepTimer
 from a3c_mp.task.task import SHARE, Task
 from a3c_mp.task.wire import FINISH, JOINED
@@ -175,7 +175,7 @@ class StubNode:
     def begin_run(self):
         return 1
 
-    def send(self, event, *args):
+    def send(self, event, *args, to="*"):
         self.sent.append((event, *copy.deepcopy(args)))
 
     def handle(self, event, handler, types=None):
@@ -213,9 +213,11 @@ def test_what_is_shared_is_sent_when_it_changes_and_to_nodes_that_join():
         task.share("notes", "weights", "at_start", "never")
         task.use(note).run(max_step=6)
     values = [message[1] for message in node.sent if message[0] == SHARE]
-    assert ["at_start" in value for value in values] == [True, False, False, False, True]
-    assert [value["notes"] for value in values if "notes" in value] == [[0], [0, 2], [0, 2]]
-    assert [value["weights"].tolist() for value in values if "weights" in value] == [[0, 0], [1, 1], [2, 2], [2, 2]]
+    starts = ["at_start" in value for value in values]
+    assert starts == [True, False, False, False, True, True], "at once, as a node may wait"
+    assert [value["notes"] for value in values if "notes" in value] == [[0], [0, 2], [0, 2], [0, 2]]
+    weights = [value["weights"].tolist() for value in values if "weights" in value]
+    assert weights == [[0, 0], [1, 1], [2, 2], [2, 2], [2, 2]]
     node.handlers[SHARE]("node.2", {"x": 1})
     node.handlers[SHARE]("node.2", {"x": 2})
     assert (task.parallel_ctx.x, task.parallel_ctx.get("x"), task.parallel_ctx.get("y", 3)) == (2, 2, 3)
@@ -369,6 +371,35 @@ def test_the_end_is_seen_by_what_runs_later_or_waits_and_after_the_last_middlewa
 
 
 # ---- threads
+
+
+def test_an_error_beside_async_middleware_ends_what_waits_for_messages():
+    looks = iter(range(2))
+
+    def look(node):
+        if next(looks, None) is None:
+            raise WorkerError("node 1 is lost")
+
+    def wait_for_games(ctx):
+        while not ctx.finish:
+            time.sleep(0.001)
+
+    with pytest.raises(WorkerError, match="node 1 is lost"):
+        run(wait_for_games, async_mode=True, router=StubNode(on_look=look))
+
+
+def test_no_iteration_is_run_where_none_is_asked_for_and_a_kept_attribute_may_go():
+    def use_once(ctx):
+        ctx.keep("x")
+        ctx.x = ctx.get("x", 0) + 1
+        if ctx.total_step == 1:
+            del ctx.x
+
+    with Task() as task:
+        task.use(use_once)
+        before = task.run(max_step=0).total_step
+        assert task.run(max_step=3).total_step == before + 3
+        assert task.ctx.x == 1
 
 
 def test_async_middleware_runs_at_the_same_time():

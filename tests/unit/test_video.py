@@ -92,6 +92,16 @@ def test_an_environment_that_cannot_be_rendered_says_why(register, tmp_path):
         open_rendered(env_id, tmp_path / "game.mp4")
 
 
+def test_a_video_that_could_not_be_written_is_refused_before_the_games(monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        patch.setenv("IMAGEIO_FFMPEG_EXE", "/no/ffmpeg")
+        with pytest.raises(ConfigError, match="there is no ffmpeg"):
+            open_rendered("CartPole-v1", tmp_path / "game.mp4")
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(ConfigError, match="its folder cannot be written"):
+        open_rendered("CartPole-v1", tmp_path / "game.mp4")
+
+
 def test_a_game_in_a_window(register, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":0")
     env = open_rendered(register(entry_point=Rendered, changes={"obs": [0.0, 0.5, 1.0]}), None)

@@ -95,7 +95,7 @@ def test_a_reader_that_is_overtaken_starts_again(publications, loaded, monkeypat
 
 
 def load_until(weights, stop, results):
-    """Spawned: load as often as possible; send every version loaded, and what was wrong with those that were torn."""
+    """Load as often as possible; send every version loaded, and what was wrong with those that were torn."""
     net = Constant().to(weights.buffers.device)
     versions, torn = [], []
     results.send("ready")
@@ -110,11 +110,12 @@ def load_until(weights, stop, results):
 CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
 def test_a_load_is_never_torn_while_the_learner_publishes_as_fast_as_it_can(device):
     learner = Constant().to(device)
     weights = Weights(learner)
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver" if device == "cpu" else "spawn")
     stop = context.Event()
     receive_end, send_end = context.Pipe(duplex=False)
     reader = context.Process(target=load_until, args=(weights, stop, send_end), daemon=True)

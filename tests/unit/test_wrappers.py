@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from envs import Env
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode
 
+from a3c_mp import wrappers
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.wrappers import BrokenContract, atari, make_env, make_vec_env, num_choices
@@ -54,6 +56,39 @@ def test_single_and_vector_atari_agree_frame_by_frame(env_id, steps, monkeypatch
     single.close(), vector.close()
     assert games >= 1 or env_id.startswith("Freeway")
     assert lost_lives >= 4 or not env_id.startswith("Breakout")
+
+
+class SimulatorEnv(Env):
+    """Counts those that are open; their `close` fails at its end, and the constructor of the third."""
+
+    opened: ClassVar[list] = []
+    closed: ClassVar[list] = []
+
+    def __init__(self):
+        if len(self.opened) == 2:
+            raise OSError("the port is in use")
+        self.opened.append(self)
+
+    def close(self):
+        self.closed.append(self)
+        raise AttributeError("'NoneType' object has no attribute 'close'")
+
+
+def test_all_that_was_made_is_closed_where_a_close_a_constructor_or_a_wrapper_fails(register, monkeypatch):
+    env_id = register(entry_point=SimulatorEnv)
+    for make, times in (
+        (lambda: make_vec_env(env_id, 2, seed=0).close(), 1),
+        (lambda: make_vec_env(env_id, 3, seed=0), 1),
+        (lambda: wrappers.spaces(env_id), 2),
+        (lambda: make_env(f"{env_id}#wrapper=os:path"), 2),
+    ):
+        monkeypatch.setattr(SimulatorEnv, "opened", [])
+        monkeypatch.setattr(SimulatorEnv, "closed", [])
+        for _ in range(times):
+            with suppress(OSError, wrappers.UnsupportedEnv):
+                make()
+        assert SimulatorEnv.closed[:2] == SimulatorEnv.opened
+        assert len(SimulatorEnv.opened) == 2
 
 
 @pytest.mark.parametrize(("env_id", "sticky"), [("PongNoFrameskip-v4", 0.0), ("ALE/Pong-v5", 0.25)])

@@ -23,6 +23,7 @@ PENDULUM, PONG, MASKED, CRASH = "Pendulum-v1", "PongNoFrameskip-v4", "envs:Maske
 GENERATION = ("--total-steps", "160", "--generation-steps", "80", "--learning-starts", "40", "--eval-max-steps", "20")
 SMALL_NETS = ("--convolutions", "8", "8", "4", "12", "4", "2", "--hidden", "16", "--channels-range", "4", "16")
 SHORT, DRAWING = ("--total-steps", "320"), ("--total-steps", "600", "--learning-starts", "200")
+ONE_ACTOR, EVALUATED = ("--num-actors", "1"), ("--eval-every", "200", "--eval-episodes", "1")
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,16 @@ class Case:
 
 QUICK = {
     "a3c_data": Case(A3C_DATA, launches=(1, 10, 170)),
-    "a3c_data, images": Case(A3C_DATA, ("--total-steps", "96"), PONG, (1, 20, 190)),
+    "a3c_data, images": Case(A3C_DATA, ("--total-steps", "96", *ONE_ACTOR), PONG, (1, 20, 190)),
     "a3c_grad": Case(A3C_GRAD, launches=(18, 16, 0)),
-    "apex_dqn": Case(APEX_DQN, DRAWING, launches=(1, 9, 165)),
-    "impala, lstm": Case(IMPALA, (*SHORT, "--lstm"), launches=(1, 30, 1050)),
-    "task, evaluated": Case(TASK, (*SHORT, "--eval-every", "200", "--eval-episodes", "1"), launches=(1, 10, 170)),
+    "apex_dqn": Case(APEX_DQN, (*DRAWING, *ONE_ACTOR), launches=(1, 9, 165)),
+    "impala, lstm": Case(IMPALA, (*SHORT, *ONE_ACTOR, "--lstm"), launches=(1, 30, 1050)),
+    "task, evaluated": Case(TASK, (*SHORT, *ONE_ACTOR, *EVALUATED), launches=(1, 10, 170)),
 }
 OTHERS = {
     "a3c_data, continuous": Case(A3C_DATA, ("--total-steps", "3300", "--noise-steps", "4"), PENDULUM),
     "a3c_data, masks": Case(A3C_DATA, env_id=MASKED),
-    "a3c_data, evaluated": Case(A3C_DATA, (*SHORT, "--eval-every", "200", "--eval-episodes", "1")),
+    "a3c_data, evaluated": Case(A3C_DATA, (*SHORT, *EVALUATED)),
     "a3c_grad, deterministic": Case(A3C_GRAD, (*SHORT, "--deterministic")),
     "a3c_grad, continuous": Case(A3C_GRAD, env_id=PENDULUM),
     "a3c_grad, images": Case(A3C_GRAD, ("--total-steps", "200"), PONG),
@@ -89,7 +90,7 @@ WAITS = {
     "parameters.Publisher._share": {"update": 1},
 }
 """budget: most waits in a function for each step of an actor, each load or publication of weights, and each update"""
-WITH_OTHERS = {"guard.NonFiniteFilter.check": {"update": 1}}
+WITH_OTHERS = {"progress.NonFiniteFilter.check": {"update": 1}}
 """and where there are several learners, who take steps without a graph"""
 NOW_AND_THEN = (
     "checkpoint.", "metrics.", "evaluation.", "spawn.", "gpu.", "acting.", "precision.acting_forward",
