@@ -255,7 +255,7 @@ def plot_curves(args: Args) -> Any:
 
 
 def main() -> int:
-    args = parse_plain(Args, __doc__)
+    args = parse_plain(Args, __doc__ or "")
     if not args.runs:
         raise ConfigError("runs", "", "no run folder is named", "for instance: python plot.py runs/*")
     if args.out.suffix not in (".png", ".svg", ".pdf") or not args.out.parent.is_dir() or args.out.is_dir():

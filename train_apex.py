@@ -45,7 +45,7 @@ def loss(args: Any, net: Any, target_net: Any, batch: Batch, importance: Tensor)
     algo = ALGORITHMS[args.algo]
     q, bootstrap = algo.q_values(net, batch), algo.bootstrap_values(net, target_net, batch)  # [N, K] quantiles
     target = net.reward_scale * batch.reward[:, None] + batch.discount[:, None] * bootstrap
-    value_loss = quantile_huber(q, target, importance)
+    value_loss = quantile_huber(q, target, importance, args.error_width)
     td_error = (target - q).mean(dim=1)  # of the expected returns
     policy_loss, metrics = algo.policy_loss(net, batch)  # ddpg's; 0 for dqn
     metrics |= {"values/q": q, "values/target": target, "values/td_error": td_error.detach().abs()}

@@ -48,6 +48,12 @@ class ReplayArgs(RewardArgs, CommonArgs):
         `ReturnStats`) would be drawn again and again."""
         return LARGEST_REWARD if self.reward_scale is None else math.inf
 
+    @property
+    def error_width(self) -> float:
+        """Errors up to this are squared: rewards that are scaled reach it, and a value that follows large ones by their
+        sign alone would be a median."""
+        return LARGEST_REWARD if self.reward_scale is None and vars(self).get("num_quantiles", 1) == 1 else 1.0
+
 
 @dataclass(frozen=True)
 class Args(ReplayArgs):

@@ -34,7 +34,7 @@ class TrainedRun(NamedTuple):
 
 def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
     """(run folder, checkpoint): the best of a run folder, or else the newest; or the named file."""
-    if run.suffix == ".pt":
+    if run.suffix == ".pt" and not run.is_dir():
         return run.absolute().parent.parent, run
     folder = run / "checkpoints"
     best = [] if newest else checkpoint.list_checkpoints(folder, "best")
@@ -50,7 +50,7 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
 
     Raises ConfigError if they cannot be read or do not match.
     """
-    if run.suffix == ".safetensors":
+    if run.suffix == ".safetensors" and not run.is_dir():
         if member is not None:
             raise ConfigError("member", member, f"{run} has one net", "leave it out")
         return load_exported(run)

@@ -38,6 +38,10 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
         given = {name: value for name, value in given.items() if name not in PLACE} | {"resume": folder}
     if "resume" in given:
         default = make(**_saved_settings(args_class, given))
+        if "env_id" in given:  # as where the run was started: a class may have defaults of its own
+            found = defaults_for(args_class, _whole_id(given["env_id"], given), presets)
+            own = {name: found.get(name, getattr(make, name)) for name in OF_AN_ID}
+            given["env_id"] = _whole_id(given["env_id"], own | given)
     else:
         env_id = _whole_id(given.pop("env_id", make.env_id), given)
         defaults = defaults_for(args_class, env_id, presets)

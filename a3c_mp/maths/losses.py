@@ -49,18 +49,20 @@ def normalize(
     return centred / ((variance / total).sqrt() + 1e-8)
 
 
-def quantile_huber(quantiles: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def quantile_huber(quantiles: Tensor, targets: Tensor, weights: Tensor, width: float = 1.0) -> Tensor:
     """Weighted quantile Huber loss (Dabney et al. 2018, equation 10) of quantiles [N, K] for targets [N, L].
 
     Sum over quantiles, mean over samples and targets of w 2 |tau - 1{e < 0}| h(e), where e = target - quantile, h(e) =
     e^2 / 2 if |e| <= 1, else |e| - 1/2, tau = 1/2K, 3/2K, ... With K = 1 it is Huber's loss, which clips the gradient
-    of an error to [-1, 1] (Mnih et al. 2015, methods). w [N] are importance weights (Schaul et al. 2016, section 3.4).
+    of an error to [-1, 1] (Mnih et al. 2015, methods); `width` takes the place of 1 in h. w [N] are importance weights
+    (Schaul et al. 2016, section 3.4).
     """
     assert quantiles.shape[:1] == targets.shape[:1] == weights.shape, (quantiles.shape, targets.shape, weights.shape)
     k, errors = quantiles.shape[1], targets[:, None] - quantiles[:, :, None]  # [N, K, L]
     taus = torch.linspace(0.5 / k, 1 - 0.5 / k, k, device=errors.device)[:, None]
     slopes = 2 * k * (taus - (errors < 0).float()).abs()
-    return (weights[:, None, None] * slopes * F.huber_loss(errors, torch.zeros_like(errors), reduction="none")).mean()
+    losses = F.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=width)
+    return (weights[:, None, None] * slopes * losses).mean()
 
 
 @torch.no_grad()

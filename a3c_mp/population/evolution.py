@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Generator
 
 from a3c_mp.population.genes import Gene, log_uniform
-from a3c_mp.population.settings import ACTIVATIONS, Args, Convolution
+from a3c_mp.population.settings import ACTIVATIONS, NEW_KERNEL, Args, Convolution
 from a3c_mp.seeds import FIRST, derive_seeds
 
 
@@ -141,7 +141,7 @@ def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> Genome:
     layers, layer = list(genome.layers), genome.layers[place]
     if isinstance(layer, Convolution):
         number, (fewest, most), can_go = len(genome.convolutions), args.convolutions_range, layer.keeps_size
-        copy: Any = layer._replace(kernel=3, stride=1, padding=1)
+        copy: Any = layer._replace(kernel=NEW_KERNEL, stride=1, padding=1)
     else:
         number, (fewest, most), can_go, copy = len(genome.hidden), args.layers_range, True, layer
     if draw < args.new_layer and number < most:

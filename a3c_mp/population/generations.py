@@ -14,7 +14,7 @@ from a3c_mp.population.report import Report
 from a3c_mp.population.settings import Args, check_settings
 from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.workers import Workers
-from a3c_mp.run.preflight import check_system, probe_env, set_up_torch
+from a3c_mp.run.preflight import check_limits, check_system, probe_env, set_up_torch
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 
@@ -26,7 +26,7 @@ class Generations:
     """
 
     def __init__(self, algorithm: Algorithm, run: RunState, population: Population, group: ranks.Ranks):
-        group.is_interrupted = run.is_interrupted
+        group.is_interrupted = lambda: run.exit_reason is not None  # by a signal
         group.all_gather_bytes(b"")  # all are there, see `_exchange`
         group.broadcast_state(population)
         args, places = population.args, group.own_share(population.args.population)
@@ -74,8 +74,8 @@ class Generations:
     def _stops_waiting(self) -> bool:
         if self.report is not None:
             self.report.show_progress()
-        if self.run.should_stop():
-            return True
+        if self.run.should_stop() and (self.group.size == 1 or self.run.exit_reason is not None):
+            return True  # with several ranks, the end of the time is that of a generation: all end together
         self.group.check()
         return False
 
@@ -135,6 +135,7 @@ def launch(algorithms: Mapping[str, Algorithm], train: Callable[[Args, Generatio
                 generations.report.log_interruption()
 
         if group.rank > 0:
+            check_limits(args, population.elite)  # rank 0's run does that
             train_in(RunState(args, group.rank, steps=0, updates=0))
             return 0
         with Run(args, args.algorithm, population.elite, None, {"population": population}) as run:

@@ -38,13 +38,13 @@ or whose machine does not answer, is noticed at once"""
 LOST_SECONDS = 10
 """a machine that does not answer, or whose ranks do not read what is sent to them, for so long is lost"""
 SHORTEST_WAIT, LONGEST_WAIT = 0.0005, 0.05  # between two looks at an operation, s
-PATIENCE_SECONDS = 1.0  # time for another rank's answer after a signal, or the end of --max-seconds
+PATIENCE_SECONDS = 1.0  # time for another rank's answer after a signal
 REPORT_SECONDS = 3.0  # time that a rank waits for the others before it reports that
 REFUSAL_SECONDS = 20.0  # longest time that rank 0 may take longer than others to find the same bad input
 
 
 class Interrupted(PeerLost):
-    """A signal, or the end of the time, has come while this rank waited for another one."""
+    """A signal has come while this rank waited for another one."""
 
 
 class Ranks(LearnerGroup):

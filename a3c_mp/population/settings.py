@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -17,6 +18,7 @@ MUTATIONS = ("none", "architecture", "parameters", "activation", "hyperparameter
 """kinds of mutation; `--mutate-KIND` is the relative probability of each"""
 Activation = Literal["relu", "elu", "gelu", "tanh"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+NEW_KERNEL = 3  # of a convolution that evolution adds
 
 
 class Convolution(NamedTuple):
@@ -130,6 +132,7 @@ class Args(RewardArgs, CommonArgs):
     num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]
     eval_every: ClassVar = 0  # type: ignore[misc]
     stop_eval_return: ClassVar = None  # type: ignore[misc]
+    local_actors: ClassVar = property(lambda args: members_here(args.population))
     has_fitness = True  # exploring members do not show what the best can
 
     def check(self) -> None:
@@ -156,13 +159,22 @@ class Args(RewardArgs, CommonArgs):
         return -(-self.generation_steps // self.num_envs)
 
 
+def members_here(population: int) -> int:
+    """The most members that this machine has where there are others, by the variables of torchrun and accelerate."""
+    if not {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
+        return population
+    ranks, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return min(population, -(-population // ranks) * here)
+
+
 def check_genome(args: Args, genome: Any, member: int) -> None:
     """Raise ConfigError if a member has grown beyond the ranges of architectures: records have no room for it."""
     layers = genome.convolutions
     sizes = {"layers_range": [len(genome.hidden)], "units_range": genome.hidden, "convolutions_range": [len(layers)]}
     sizes |= {"channels_range": [c.channels for c in layers], "kernels_range": [c.kernel for c in layers]}
     for name, found in sizes.items():
-        if found and max(found) > (most := getattr(args, name)[1]):
+        most = getattr(args, name)[1]
+        if found and max(found) > max(most, NEW_KERNEL if name == "kernels_range" else 0):
             why = f"member {member} has {max(found)}, as it grew before"
             raise ConfigError(flag_name(name), most, why, "widen the range")
 

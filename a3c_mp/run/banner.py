@@ -130,6 +130,8 @@ def end_lines(run: Any, error: BaseException | None) -> Iterator[tuple[int, str]
     if reason == "solved" and progress.evals.is_solved:
         best = f"return {short_return(progress.evals.best_mean)}, weights of {progress.evals.best['steps']:,} steps"
         reason = f"solved by evaluation ({best})"
+    if not run.updates and run.exit_reason in ENDINGS:
+        yield logging.WARNING, "nothing was learned, there was no update: raise --total-steps or --max-seconds"
     after = timedelta(seconds=int(progress.wall_seconds))
     yield logging.INFO, f"{ENDINGS.get(reason, reason)} after {after}: {', '.join(figures)}"
 
@@ -147,7 +149,8 @@ def resume_command(folder: Path) -> str:
     script, flag = sys.argv[0], f"--resume {shlex.quote(str(folder))}"
     if "WORLD_SIZE" in os.environ:
         return flag
-    return f"python {shlex.quote(script)} {flag}" if script.endswith(".py") else f"{script} {flag}"
+    python = shlex.quote((sys.orig_argv or ["python"])[0])  # as it was typed
+    return f"{python} {shlex.quote(script)} {flag}" if script.endswith(".py") else f"{script} {flag}"
 
 
 def describe_error(error: BaseException) -> str:

@@ -33,6 +33,7 @@ class RunState:
         self.progress = Progress(args, steps, updates)
         self.rng = torch.Generator()
         self.timing = Timings()
+        self.exit_reason: str | None = None
         self.log = logging.Logger("silent", logging.CRITICAL + 1)  # learner 0 logs the same
         self.end_round()
 

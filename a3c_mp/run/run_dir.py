@@ -57,7 +57,7 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
             except OSError as error:  # a file system without locks, as some over a network
                 warning = f"{folder} cannot be locked ({error.strerror}): see that no other run uses it"
             lock.truncate(0)
-            lock.write(str(os.getpid()))
+            lock.write(f"{os.getpid()} on {platform.node()}")
             lock.flush()
             if args.resume is None:
                 check_new(args, folder)

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gymnasium.spaces import Box
+
 from a3c_mp.nets.layers import is_image
 from a3c_mp.run.mean_return import MIN_EPISODES, WINDOW, short_return
 from a3c_mp.run.progress import Progress
@@ -47,12 +49,13 @@ SIGNS: dict[str, Sign] = {
     ),
     "same_return": Sign(
         lambda look: (
-            "explore_envs" in vars(look.progress.args)  # a flag of this chapter
+            bool({"explore_envs", "epsilon"} & vars(look.progress.args).keys())  # flags of this chapter
             and len({*look.window.first, *look.window.returns}) == 1
             and look.stands_still
         ),
         lambda look: f"the first and the newest of {look.window.episodes:,} games had the same return",
-        "explore in longer stretches (--explore-envs 0.25 --explore-steps 50; continuous actions: --noise-steps 16)",
+        "explore in longer stretches (--explore-envs 0.25 --explore-steps 50; continuous actions: --noise-steps 16; "
+        "dqn: a higher --epsilon; ddpg: --noise-memory 0.9)",
     ),
     "values": Sign(
         lambda look: abs(look["values/explained_variance"]) < 1e-5 and look.stands_still,
@@ -60,12 +63,12 @@ SIGNS: dict[str, Sign] = {
         "look whether observations change, and whether rewards do; with --gamma 0 only the next reward counts",
     ),
     "deterministic": Sign(
-        lambda look: look["policy/entropy"] < 0.01 * look.largest_entropy < math.inf and look.stands_still,
+        lambda look: look["policy/entropy"] < look.certain and look.stands_still,
         lambda look: f"the policy no longer explores (entropy {look['policy/entropy']:.3f}) and has not learned",
         "lower --learning-rate, or use --reward-scale none if rewards are large and their scale is fixed",
     ),
     "random": Sign(
-        lambda look: look["policy/entropy"] > 0.999 * look.largest_entropy and look.stands_still,
+        lambda look: abs(look["policy/entropy"] - look.at_first) < 0.001 * look.unit and look.stands_still,
         lambda look: f"the policy is as random as at first (entropy {look['policy/entropy']:.3f})",
         "raise --learning-rate, or lower --entropy-coef",
     ),
@@ -101,8 +104,13 @@ class Signs:
         obs_space, action_space, *_ = spaces
         image = is_image(obs_space)
         self.length, self.least = min(progress.args.total_steps, LONGEST[image]), LEAST[image]
-        sizes = num_choices(action_space).tolist()
-        self.largest_entropy = sum(map(math.log, sizes)) if sizes else math.inf
+        self.at_first = self.unit = sum(map(math.log, num_choices(action_space).tolist()))  # entropies (nats)
+        self.certain = 0.01 * self.unit  # so is a policy that acts alike nearly always
+        if isinstance(action_space, Box):
+            self.unit = math.prod(action_space.shape)
+            log_std = vars(progress.args).get("log_std_init", 0.0)
+            self.at_first = self.unit * (log_std + 0.5 * math.log(2 * math.pi * math.e))  # of a Gaussian
+            self.certain = self.at_first + self.unit * math.log(0.01)
         self.seen = dict.fromkeys(SIGNS, 0)  # looks in a row
         self.warned = set[str]()
         self._points, self._next = defaultdict[str, list[float]](list), progress.steps

@@ -3,7 +3,9 @@
 import json
 import math
 import multiprocessing
+import platform
 import signal
+import sys
 import time
 
 import pytest
@@ -93,7 +95,7 @@ def test_impala_with_a_lost_learner_ends_with_a_checkpoint_to_go_on_from(run_inl
     assert done.code == 1
     assert f"learner 1 (pid {pid}) was killed by SIGKILL" in done.out
     newest = done.checkpoints[0]
-    command = "python train_impala.py --resume runs/r"
+    command = f"{sys.orig_argv[0]} train_impala.py --resume runs/r"
     assert f"the last checkpoint is {newest.relative_to(run_inline.runs_dir)}; continue with {command}\n" in done.out
     assert len(orphans) == 1
     assert not still_alive(orphans)
@@ -104,7 +106,7 @@ def test_a_second_run_in_the_same_folder_is_refused(scripts, run_inline):
     trainer = scripts.train(TASK, "--standalone")
     scripts.wait_for("r", "config.json:args", trainer)
     trainer.send_signal(signal.SIGSTOP)  # its work is not needed
-    with pytest.raises(ConfigError, match=f"in use by process {trainer.pid}; wait for it"):
+    with pytest.raises(ConfigError, match=f"in use by process {trainer.pid} on {platform.node()}; wait for it"):
         run_inline.resume(TASK)
     trainer.send_signal(signal.SIGCONT)
     trainer.send_signal(signal.SIGINT)

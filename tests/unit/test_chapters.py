@@ -136,7 +136,7 @@ def test_where_it_does_not_end_the_run_does_with_the_last_good_weights(run_inlin
     assert f"5 in a row from {chapter.actor}" in done.summary["exit_reason"]
     assert 5 <= done.not_finite <= 20
     assert done.state["updates"] == done.summary["updates"] > 0
-    assert re.search(r"continue with python \S+ --resume runs/r$", done.log, re.MULTILINE)
+    assert re.search(r"continue with \S+ \S+ --resume runs/r$", done.log, re.MULTILINE)
 
 
 def test_one_bad_rollout_of_many_gradients_is_no_reason_to_give_up(run_inline):

@@ -319,6 +319,11 @@ def test_bad_input_is_one_line_that_says_what_and_why_and_what_to_do(argv, line)
     assert refused(*argv.split()).startswith(line)
 
 
+@pytest.mark.parametrize("words", [["--cuda\r"], ["--seed", "3", "\r"]])
+def test_windows_line_ends_of_a_script_are_named(words):
+    assert refused(*words).startswith("arguments: the script has Windows line ends")
+
+
 class Undecorated(PPOArgs):
     angle_coef: float = 0.5
 

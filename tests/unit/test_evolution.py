@@ -13,7 +13,7 @@ import train_population
 from a3c_mp.population.dqn import IMAGES, Args
 from a3c_mp.population.evolution import Genome, Member, first_members, fittest_first, largest_genome, mutate_genome
 from a3c_mp.population.genes import Gene
-from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS
+from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, check_genome
 
 ARGS = Args(
     learning_rate=1e-3, batch_size=45, learn_every=30, n_step=10, target_period=150, hidden=(64, 32), gamma=0.99,
@@ -233,6 +233,17 @@ def test_convolutions_come_and_go_and_change_channels_and_kernels_inside_their_l
     assert [each[1:] for each in most.convolutions] == [(10, 4, 1), (10, 2, 3), (9, 1, 3), (9, 1, 4), (9, 1, 4)]
     small = largest_genome(replace(args, kernels_range=(1, 2))).convolutions
     assert [each[1:] for each in small] == [*[(c.kernel, c.stride, c.padding) for c in first], *[(3, 1, 1)] * 2]
+    grown = replace(START, convolutions=small[-2:])
+    check_genome(replace(args, kernels_range=(1, 2)), grown, member=1)  # a new one has 3
+
+
+@pytest.mark.parametrize(("ranks", "here", "members"), [(None, None, 64), (2, 1, 32), (3, 2, 44), (100, 4, 4)])
+def test_memory_is_checked_for_the_members_of_this_machine(ranks, here, members, monkeypatch):
+    for name, value in (("RANK", ranks and 0), ("WORLD_SIZE", ranks), ("LOCAL_WORLD_SIZE", here)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, str(value))
+    assert Args(population=64).local_actors == members
 
 
 def test_an_activation_mutates_to_each_of_the_others(rng):

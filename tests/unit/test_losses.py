@@ -84,3 +84,12 @@ def test_diagnostics_are_read_off_a_loss():
         assert found["values/explained_variance"].item() == pytest.approx(share)
     found = losses.with_diagnostics({"policy/log_ratio": torch.tensor([0.0, 0.1, 0.5]), "policy/clip_ratio": 0.2})
     assert found.keys() == {"policy/approx_kl", "policy/clip_fraction"}
+
+
+@pytest.mark.parametrize(("width", "is_mean"), [(1.0, False), (10.0, True)])
+def test_a_wide_huber_loss_values_a_rare_large_loss_at_what_it_costs(width, is_mean):
+    """Nine games of 10 win 0.43, one loses 4.3: a narrow loss would follow the median."""
+    outcomes = torch.tensor([0.43] * 9 + [-4.3])
+    value = outcomes.mean().requires_grad_()
+    losses.quantile_huber(value.expand(10, 1), outcomes[:, None], torch.ones(10), width).backward()
+    assert (abs(value.grad.item()) < 1e-6) == is_mean

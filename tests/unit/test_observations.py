@@ -322,9 +322,9 @@ def test_the_contract_is_that_of_the_wrapped_environment(register):
 
 def test_an_id_may_have_keyword_arguments():
     assert with_kwargs("X-v0?a=1", ["b=x y", "a=[1, 2]"]) == "X-v0?a=%5B1%2C+2%5D&b=x+y"
-    assert split_id(with_kwargs("X-v0", ["a=[1, 2]", "b=x y", "c=false", "d=None"])) == (
+    assert split_id(with_kwargs("X-v0", ["a=[1, 2]", "b=x y", "c=false", "d=None", "e={{}}"])) == (
         "X-v0",
-        {"a": [1, 2], "b": "x y", "c": False, "d": None},
+        {"a": [1, 2], "b": "x y", "c": False, "d": None, "e": "{{}}"},
     )
     assert make_vec_env("FrozenLake-v1?map_name=8x8", 1, seed=0).reset()[0].shape == (1, 64)
     ale = make_env("ALE/Pong-v5?repeat_action_probability=0.5").unwrapped.ale

@@ -305,6 +305,7 @@ def test_checkpoints_are_written_by_the_clock_and_by_steps_where_asked(args, clo
 )
 def test_the_command_that_goes_on_is_as_the_run_was_started(script, ranks, command, monkeypatch):
     monkeypatch.setattr("sys.argv", [script, "--seed", "3"])
+    monkeypatch.setattr("sys.orig_argv", ["python", script, "--seed", "3"])
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if ranks is not None:
         monkeypatch.setenv("WORLD_SIZE", ranks)

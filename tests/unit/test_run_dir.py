@@ -227,6 +227,7 @@ def test_a_folder_that_cannot_be_synced_is_written_all_the_same(number, is_refus
 
 def test_a_run_whose_last_state_is_not_saved_has_failed_and_names_the_last_checkpoint(args, monkeypatch):
     monkeypatch.setattr("sys.argv", ["train_x.py"])
+    monkeypatch.setattr("sys.orig_argv", ["python", "train_x.py"])
     with a_run(args) as run:
         run.record_rollout(10, [], 0, 0)
         run.save()

@@ -49,13 +49,15 @@ FAULTS = {
     "same_return": {"means": {}, "returns": ALWAYS_LOSES},
     "deterministic": {"means": {"policy/entropy": 0.004}},
     "random": {"means": {"policy/entropy": math.log(2) * 0.9999}},
+    "deterministic, torques": {"means": {"policy/entropy": 2 * (1.4189 - 4.7)}, "actions": TORQUES},
+    "random, torques": {"means": {"policy/entropy": 2 * 1.4189}, "actions": TORQUES},
     "bounds": {"means": {"policy/at_bounds": 0.95, "policy/entropy": 5.0}, "actions": TORQUES},
     "values": {"means": {"values/explained_variance": 1e-8}},
     "still": {"means": {"policy/entropy": 0.5, "losses/grad_norm": 3.0, "values/explained_variance": 0.4}},
 }
 
 
-@pytest.mark.parametrize("name", [*SIGNS, "no_game, later"])
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_run_that_does_not_learn_is_told_why_once(name, log, tape):
     found = warnings(log, tape, **FAULTS[name])
     name = name.partition(",")[0]
