@@ -47,7 +47,7 @@ with suppress(OSError, AttributeError):  # another C library
     if libc.mallopt(M_MMAP_THRESHOLD, 2**30) or libc.mallopt(M_MMAP_THRESHOLD, 2**25):
         libc.mallopt(M_TRIM_THRESHOLD, 2**30)
     libc.malloc.restype = ctypes.c_void_p
-    # The heap's next gigabyte is to have huge pages; it is given back untouched, where nobody counts what is reserved.
+    # The heap's next gigabyte is to have huge pages; it is given back untouched. Not where a limit counts it.
     is_counted = getrlimit(RLIMIT_AS)[0] != RLIM_INFINITY or Path(OVERCOMMIT).read_text().strip() == "2"
     if not is_counted and os.sysconf("SC_PAGE_SIZE") == 4096 and (block := libc.malloc(HEAP)):
         start = -(-block // HUGE_PAGE) * HUGE_PAGE

@@ -76,7 +76,7 @@ def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
 
 
 def close(env: gymnasium.Env) -> None:
-    """Close an environment; an error in that, as of a window that was never opened, matters to nobody."""
+    """Close an environment; an error in that, as of a window that was never opened, has no consequences."""
     with suppress(Exception):
         env.close()
 

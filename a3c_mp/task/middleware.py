@@ -197,7 +197,7 @@ def forward_beside(
         while wait(futures, LOOK_SECONDS).not_done:
             meanwhile()
     except BaseException:
-        before, ctx.finish = ctx.finish, True  # for halves that wait for messages, which nobody looks for now
+        before, ctx.finish = ctx.finish, True  # halves that wait for messages would wait for ever
         wait(futures)
         ctx.finish = before  # the error may be handled
         raise
