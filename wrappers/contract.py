@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -35,6 +35,13 @@ UNWATCHED: Any = SimpleNamespace(starting=lambda: None, beat=lambda: None)
 
 class BrokenContract(ValueError):
     """An environment violates gymnasium's API or its own spaces."""
+
+
+class Trial(NamedTuple):
+    """What the first steps of an environment have shown."""
+
+    step_seconds: float
+    lost: str  # which numbers of observations change, but not in float32, which nets get; "" if there are none
 
 
 class CheckedEnv(gymnasium.Wrapper):
@@ -107,9 +114,8 @@ class CheckedEnv(gymnasium.Wrapper):
         raise BrokenContract(f"{call} returned {now} action_mask, reset() returned {first}")
 
 
-def check_contract(env: gymnasium.Env) -> float:
-    """Reset an environment and step it with the lowest and with the highest action that it allows; returns the
-    seconds of the last step.
+def check_contract(env: gymnasium.Env) -> Trial:
+    """Reset an environment and step it with the lowest and with the highest action that it allows.
 
     It keeps the wrappers of its own, but not those that gymnasium and `make_env` have added: their errors would not
     name its fault. Raises BrokenContract, or what the environment raises.
@@ -128,16 +134,34 @@ def check_contract(env: gymnasium.Env) -> float:
                 raise BrokenContract(f"{error} of reset(), {api}") from None
     checked = CheckedEnv(with_plain_actions(env))
     used = used or [Part(keys, part) for keys, part, _ in leaves(env.observation_space)]
+    seen = []
     for last in (False, True):
         obs, info = checked.reset() if last else checked.reset(seed=0)  # as in the middle of a run, and as at its start
         _check_values("reset()", obs, used, images)
+        seen.append([np.array(part.of(obs)) for part in used])
         started = time.perf_counter()
         obs, reward, *_ = checked.step(_extreme_action(checked.action_space, info.get("action_mask"), last))
         seconds = time.perf_counter() - started
         _check_values("step()", obs, used, images)
+        seen.append([np.array(part.of(obs)) for part in used])
         if not np.isfinite(reward):
             raise BrokenContract(f"step() returned the reward {reward}, must be a finite number")
-    return seconds
+    lost = [
+        f"{part.path} {number}".strip()
+        for part, *values in zip(used, *seen, strict=True)
+        if isinstance(part.space, Box) and part not in [image.part for image in images]
+        for number in _lost(np.stack(values))
+    ]
+    return Trial(seconds, lost[0] + (f" and {len(lost) - 1} more" if lost[1:] else "") if lost else "")
+
+
+def _lost(values: np.ndarray) -> np.ndarray:
+    """Which numbers change in values [N, ...], by more than float64 rounds, but not in float32."""
+    values = values.reshape(len(values), -1).astype(np.float64)
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    changes = np.abs(values - values[0]).max(0) > 1e-12 * np.abs(values[0])
+    return np.flatnonzero(changes & (single == single[0]).all(0) & (single[0] != 0))
 
 
 def check_result(call: str, result: Any, names: tuple[str, ...], space: gymnasium.Space) -> tuple:

@@ -110,6 +110,8 @@ def parse_own(args_class: type[A], description: str, argv: Sequence[str] | None 
     for field in dataclasses.fields(args_class):  # type: ignore[arg-type]
         if given.get(field.name, field.default) is None and field.default is dataclasses.MISSING:
             raise ConfigError(flag_name(field.name), "", "must be given")
+        if given.get(field.name) == () and isinstance(field.default, tuple) and field.default:
+            raise ConfigError(flag_name(field.name), "", "has no values", "name some, or leave it out")
     args = args_class(**given)
     check_ranges(args)
     return args, others

@@ -23,7 +23,7 @@ from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.run.evaluation import evaluation_seed
 from a3c_mp.run.gpu import note_on_cores
 from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
-from a3c_mp.run.preflight import FOUND, STEP_SECONDS
+from a3c_mp.run.preflight import FOUND, TRIALS
 from a3c_mp.wrappers import ActionScaling
 
 ENDS = ("total_steps", "max_seconds", "stop_return", "stop_eval_return")  # settings that end a run
@@ -42,6 +42,9 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         actions = f"{action_space} {ActionScaling(action_space)}"
         parts = [f"obs {obs_space.shape}", " ".join(actions.split()), *parts]
     notes = [f"observations: {layout}" if found and layout else "", note_on_inputs(net)]
+    if (trial := TRIALS.get(args.env_id)) and trial.lost:
+        why = "changes by less than float32 can tell, so nets see a constant: subtract one from it (--wrapper)"
+        notes.append(f"observations: {trial.lost} {why}")
     lines = [" · ".join(parts), *filter(None, notes)]
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     goal = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"
@@ -70,7 +73,8 @@ def note_on_speed(args: CommonArgs) -> str:
         return ""
     length: Any = getattr(args, "rounds", 0) or settings.get("unroll_length") or settings.get("block_length", 0)
     at_once = min(actors, len(os.sched_getaffinity(0)))
-    rate = at_once / max(STEP_SECONDS.get(args.env_id, 0.0), 1e-9)
+    trial = TRIALS.get(args.env_id)
+    rate = at_once / max(trial.step_seconds if trial else 0.0, 1e-9)
     if (seconds := actors * args.num_envs * length / rate) < SLOW_SECONDS:
         return ""
     what = f"the environment takes about {rate:,.0f} steps a second, {args.actor_name}s {at_once} at a time"

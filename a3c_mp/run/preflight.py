@@ -37,7 +37,7 @@ WIDE = 10_000  # numbers of an observation that is the cause where memory is too
 TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # the variable; torch makes the folder with the first optimizer
 FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
 """environment id -> (observation space, action space, layout of observations) of `probe_env`"""
-STEP_SECONDS: dict[str, float] = {}  # environment id -> seconds that a step took there
+TRIALS: dict[str, wrappers.Trial] = {}  # environment id -> what steps have shown there
 
 
 def check_settings(args: CommonArgs) -> None:
@@ -207,7 +207,7 @@ def probe_env(
             if 0 in (space.shape or ()):
                 raise ConfigError("env-id", env_id, f"its {what} have no numbers", "give them one, if only a constant")
         try:
-            STEP_SECONDS[env_id] = wrappers.check_contract(env)
+            TRIALS[env_id] = wrappers.check_contract(env)
         except wrappers.BrokenContract:
             raise
         except Exception:  # an actor reports it, with its traceback

@@ -279,11 +279,14 @@ def test_a_script_without_presets_may_have_words_that_must_be_given():
         checkpoint: str
         others: tuple[Path, ...]
         episodes: Count = 10
+        rows: tuple[str, ...] = ("games",)
 
     assert parse_plain(Plain, "Play.", ["a.pt", "--episodes", "3"]) == Plain("a.pt", (), 3)
     assert parse_plain(Plain, "Play.", ["--episodes", "3", "a.pt", "b.pt"]) == Plain("a.pt", (Path("b.pt"),), 3)
     with pytest.raises(ConfigError, match=r"^checkpoint: must be given$"):
         parse_plain(Plain, "Play.", [])
+    with pytest.raises(ConfigError, match=r"^rows: has no values; name some, or leave it out$"):
+        parse_plain(Plain, "Play.", ["a.pt", "--rows"])
 
 
 def test_help_has_groups_docstrings_and_the_defaults_of_the_preset(capsys):

@@ -291,6 +291,26 @@ def test_a_structure_that_differs_from_its_space_is_refused(obs, message, regist
         wrappers.check_contract(env)
 
 
+class Far(Env):
+    """Its observation [4] moves by up to 9 near a place that is far from 0, and a constant, and is random at 0."""
+
+    def __init__(self, at, dtype):
+        self.at, self.observation_space = at, Box(-(2**60), 2**60, (4,), dtype)
+
+    @property
+    def obs(self):
+        numbers = np.array([self.at, self.at, 7, 0]) + self.np_random.random(4) * [0, 9, 1e-15, 5]
+        return numbers.astype(self.observation_space.dtype)
+
+
+@pytest.mark.parametrize(
+    ("at", "dtype", "lost"),
+    [(1e9, np.float64, "1"), (1e6, np.float64, ""), (1e9, np.float32, ""), (1e9, np.int64, "1")],
+)
+def test_numbers_that_float32_cannot_tell_apart_are_named(at, dtype, lost, register):
+    assert wrappers.check_contract(make_env(register(entry_point=Far, at=at, dtype=dtype))).lost == lost
+
+
 def test_a_part_that_is_not_used_may_have_any_values(register):
     env_id = register(entry_point=Structured, changes={"obs": {**OBS, "goal": np.full(2, np.inf, np.float32)}})
     wrappers.check_contract(make_env(with_extras(env_id, {"obs_keys": ["hands"]})))
