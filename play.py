@@ -18,6 +18,7 @@ from typing import Annotated
 import gymnasium
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import track
 
 from a3c_mp.api.policy import TrainedPolicy, TrainedRun, architecture_of, load_net, load_run
@@ -115,10 +116,11 @@ def description(run: TrainedRun, args: Args) -> str:
 def play(run: TrainedRun, policy: Policy, args: Args) -> None:
     """Play games and print their scores, also of those that have ended before a signal."""
     played: list[Episode] = []
+    terminal = Console(stderr=True)  # stdout has the scores alone
     with closing(make_play_envs(run.env_id, args.episodes, seed=args.seed, num_envs=args.num_envs)) as env:
         games = play_episodes(policy, env, args.episodes, args.max_steps)
         try:
-            played.extend(track(games, "playing", total=args.episodes, transient=True))
+            played.extend(track(games, "playing", total=args.episodes, transient=True, console=terminal))
         finally:
             print_scores(played, args)
     if (returns := run.state.get("returns")) and args.member is None and not args.random:

@@ -95,7 +95,7 @@ def read_lineage(folder: Path) -> Lineage:
         with (folder / "lineage.csv").open(newline="") as file:
             members = [Member.read(row) for row in csv.DictReader(file)]
         at = {(member.generation, member.id): member for member in members}
-        parents = {m: at[m.generation - 1, m.parent] for m in members if m.parent is not None}
+        parents = {m: at[key] for m in members if (key := (m.generation - 1, m.parent)) in at}
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         why = f"lineage.csv cannot be read ({type(error).__name__}: {error})"
         why = "there is no lineage.csv in this folder" if isinstance(error, FileNotFoundError) else why

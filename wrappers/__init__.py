@@ -5,7 +5,7 @@ import sys
 
 from a3c_mp.wrappers.actions import ACTIONS, ActionScaling, GuardedEnvs, MaskedDiscrete, mask_in, num_choices
 from a3c_mp.wrappers.atari import FRAME_SKIP, frames_of, is_atari
-from a3c_mp.wrappers.contract import UNWATCHED, BrokenContract, Trial, check_contract
+from a3c_mp.wrappers.contract import UNWATCHED, BrokenContract
 from a3c_mp.wrappers.identity import EVALUATOR, OUTSIDE, RECORDER, assume_identity
 from a3c_mp.wrappers.ids import Extras, UnsupportedEnv, extras_of, find_spec, split_id, with_extras, with_kwargs
 from a3c_mp.wrappers.observations import SMALLEST_IMAGE, ImageAndVector, layout

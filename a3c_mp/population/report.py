@@ -46,13 +46,8 @@ class Report:
         self.run, self.population, self.args, self.places = run, population, population.args, places
         self.genes = tuple(dict.fromkeys(("learning_rate", *self.args.evolving)))  # plot.py draws that one
         self.path, self.lineage = run.folder / "lineage.csv", list[dict[str, Any]]()
-        if self.path.exists():  # a resumed run repeats the later generations
-            try:
-                with self.path.open(newline="") as file:
-                    for row in csv.DictReader(file):
-                        self.lineage += [row] if int(row["generation"]) < population.generation else []
-            except (LookupError, ValueError, TypeError, csv.Error):
-                run.log.warning(f"{self.path} is damaged: {len(self.lineage)} members before that are kept")
+        if self.path.exists():
+            self._read_lineage()
         self._write_lineage()
         run.metrics.headline = self._headline
         run.log.info(describe_genes(self.args))
@@ -160,6 +155,17 @@ class Report:
         means["confirmed" if progress.is_confirmed else "in new games"] = progress.confirmed_mean
         finite = [f"{name} {short_return(mean)}" for name, mean in means.items() if math.isfinite(mean)]
         return [f"generation {self.population.generation}", *finite]
+
+    def _read_lineage(self) -> None:
+        """Keep the lines that can be read of generations that a resumed run does not repeat."""
+        damaged = 0
+        for line in csv.DictReader(self.path.read_text(errors="replace").splitlines()):
+            is_whole = None not in line and None not in line.values() and line.get("generation", "").isdecimal()
+            damaged += not is_whole
+            if is_whole and int(line["generation"]) < self.population.generation:
+                self.lineage.append(line)
+        if damaged:
+            self.run.log.warning(f"{self.path} is damaged: {damaged} lines that cannot be read are left out")
 
     def _write_lineage(self) -> None:
         text = io.StringIO()

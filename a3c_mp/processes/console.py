@@ -100,13 +100,19 @@ class ConsoleThread:
     def _put(self, write: Callable[[], object]) -> None:
         self._waiting.put(write)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._write_all, name="console", daemon=True)
-            with suppress(RuntimeError):  # no further thread is allowed; `run.log` has the line
-                self._thread.start()
+            thread = threading.Thread(target=self._write_all, name="console", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no further thread is allowed
+                self._waiting.get()()
+            else:
+                self._thread = thread
 
     def _write_all(self) -> None:
         while True:
-            self._waiting.get()()
+            write = self._waiting.get()
+            with suppress(RuntimeError):  # of a bar, which has a thread of its own
+                write()
 
 
 def discard_output(stream: object) -> None:

@@ -49,6 +49,10 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
     process exits. With `group` the child leads a process group, which is killed with it. Raises OSError or RuntimeError
     where the machine, or a limit of the user's, allows no further process or thread.
     """
+    try:
+        os.getcwd()
+    except OSError:  # the folder was deleted, and a new process would look for it
+        os.chdir("/")
     pipe = prints.open_pipe()
     kind = GroupLeader if group else SpawnProcess
     arguments = _Arguments((os.getpid(), pipe, main, args, group))

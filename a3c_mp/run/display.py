@@ -28,7 +28,7 @@ class Display:
         self.log, self.total_steps, self.last_line = log, total_steps, time.monotonic()
         logging.getLogger("py.warnings").handlers = log.handlers
         logging.captureWarnings(True)  # on stderr they would break the bar, or block
-        self.has_bar = sys.stdout.isatty()
+        self.has_bar = sys.stdout.isatty() and not console.output.is_dumb_terminal
         if self.has_bar:
             console.show(steps, total_steps, "starting actors", "-")
 

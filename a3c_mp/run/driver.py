@@ -86,8 +86,9 @@ def drive(args: CommonArgs) -> int:
         before = begun_at(folder)
         command = [sys.executable, *sys.orig_argv[1:], *place]
         start = Start(True, restarts, since if restarts else None)
+        cwd = STARTED_IN[0] if os.path.isdir(STARTED_IN[0]) else "/"
         variables = {PARENT_VARIABLE: str(os.getpid()), VARIABLE: json.dumps(start)}
-        trainer = subprocess.Popen(command, env={**os.environ, **variables}, cwd=STARTED_IN[0])
+        trainer = subprocess.Popen(command, env={**os.environ, **variables}, cwd=cwd)
         for number in received:  # while it was started
             trainer.send_signal(number)
         code = trainer.wait()

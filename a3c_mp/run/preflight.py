@@ -10,7 +10,7 @@ import tempfile
 import typing
 from contextlib import suppress
 from types import UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -27,6 +27,9 @@ from a3c_mp.nets.precision import make_deterministic
 from a3c_mp.processes import memory_order
 from a3c_mp.processes.slots import GIB, MIB, free_memory
 
+if TYPE_CHECKING:
+    from a3c_mp.wrappers.trial import Trial
+
 FILES, FILES_PER_ACTOR = 64, 4  # open files of a trainer without actors, which has about 15; three pipes and a sentinel
 ACTOR_BYTES = 150 * MIB  # private memory of an actor once torch is loaded, without environments
 NET_COPIES = 6  # in a learner: the net, its gradient, two moments of Adam, two published versions
@@ -37,7 +40,7 @@ WIDE = 10_000  # numbers of an observation that is the cause where memory is too
 TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # the variable; torch makes the folder with the first optimizer
 FOUND: dict[str, tuple[gymnasium.Space, gymnasium.Space, str]] = {}
 """environment id -> (observation space, action space, layout of observations) of `probe_env`"""
-TRIALS: dict[str, wrappers.Trial] = {}  # environment id -> what steps have shown there
+TRIALS: dict[str, "Trial"] = {}  # environment id -> what steps have shown there
 
 
 def check_settings(args: CommonArgs) -> None:
@@ -195,6 +198,8 @@ def probe_env(
 
     Raises ConfigError if it cannot be made, has no `actions` of this class, breaks gymnasium's API or ends the process.
     """
+    from a3c_mp.wrappers.trial import check_contract  # here, as actors need none of it
+
     process = (number, *getattr(multiprocessing.current_process(), "_identity", ()))[-1]  # children may try it at once
     wrappers.assume_identity(wrappers.OUTSIDE, process)
     env: Any = None
@@ -207,7 +212,7 @@ def probe_env(
             if 0 in (space.shape or ()):
                 raise ConfigError("env-id", env_id, f"its {what} have no numbers", "give them one, if only a constant")
         try:
-            TRIALS[env_id] = wrappers.check_contract(env)
+            TRIALS[env_id] = check_contract(env)
         except wrappers.BrokenContract:
             raise
         except Exception:  # an actor reports it, with its traceback

@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ import a3c_mp
 from a3c_mp.config import FORMAT, PLACE, CommonArgs, check_name, flag_name, has_checkpoint
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.processes.program import git_commit
-from a3c_mp.run.followed import tell
+from a3c_mp.run.followed import VARIABLE, tell
 
 OF_A_START = (
     "config.json",
@@ -59,23 +60,32 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
             lock.truncate(0)
             lock.write(f"{os.getpid()} on {platform.node()}")
             lock.flush()
-            if args.resume is None:
-                check_new(args, folder)
-            (folder / "checkpoints").mkdir(exist_ok=True)
-            probe = folder / "checkpoints/.writable"
+            (checkpoints := folder / "checkpoints").mkdir(exist_ok=True)
+            probe = checkpoints / ".writable"
             probe.touch()
             probe.unlink()
+            os.listdir(checkpoints)  # those in a folder that cannot be read would count as none
+            if args.resume is None:
+                check_new(args, folder)
+            if not tell(folder=str(folder)) and VARIABLE in os.environ:
+                why = "what a run tells the program that started it cannot be written there"
+                raise ConfigError("TMPDIR", tempfile.gettempdir(), why, "free some space, or name another folder")
         except BaseException:
             lock.close()
             raise
-    tell(folder=str(folder))
     return folder, lock, warning
 
 
 def check_owned(folder: Path, lock: TextIO) -> None:
-    """Raise CheckpointError if the folder of a run was replaced by that of another one, which has a lock of its own."""
+    """Raise CheckpointError if the folder of a run was deleted, moved, or replaced by another run's, with its lock."""
     found = folder / ".lock"
-    if not lock.closed and found.exists() and not os.path.samestat(os.fstat(lock.fileno()), found.stat()):
+    if lock.closed:
+        return
+    if not folder.is_dir():
+        now = Path(os.readlink(f"/proc/self/fd/{lock.fileno()}"))
+        why = f"is {now.parent} now: move it back" if now.exists() else "was deleted"
+        raise CheckpointError(f"the run folder {folder} {why}")
+    if found.exists() and not os.path.samestat(os.fstat(lock.fileno()), found.stat()):
         raise CheckpointError(f"{folder} belongs to another run now")
 
 

@@ -1,6 +1,7 @@
 """The end of a script: exit codes, and an exit that threads and processes of an environment cannot delay."""
 
 import atexit
+import errno
 import importlib
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from a3c_mp.processes.spawn import SIGNALS
 RECEIVED: list[int] = []  # signals that have arrived outside a run: their exception is lost in a weakref's callback
 RUNNING: list[Callable[[], int]] = []  # the `main` that `exit_with` runs: this process does nothing else
 PATIENCE_SECONDS = 2.0  # after a signal, until a further one ends the process at once
+FULL = errno.ENOSPC, errno.EDQUOT  # errors of full disks
 END_SECONDS = 1.0  # longest wait for each of output, other threads and processes, and exit functions
 
 
@@ -53,6 +55,9 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         if isinstance(error, BrokenPipeError) and not can_print():  # as in `python play.py ... | head -1`
             end_process(128 + signal.SIGPIPE, threads)
         report = partial(sys.excepthook, type(error), error, error.__traceback__)
+        if isinstance(error, OSError) and error.errno in FULL:
+            what = f"error: {error.filename or 'the output'} cannot be written ({error.strerror})"
+            report = partial(print, what, file=sys.stderr)
     RECEIVED.clear()
     RUNNING.clear()
     if report is not None:
@@ -110,7 +115,11 @@ def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoRetur
 def in_time(function: Callable[[], object], seconds: float = END_SECONDS) -> bool:
     """Run a function on a thread and wait for it for at most `seconds`. Returns whether it has ended."""
     thread = threading.Thread(target=function, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no further thread is allowed
+        function()
+        return True
     thread.join(seconds)
     return not thread.is_alive()
 

@@ -71,6 +71,8 @@ class EventFile:
         except OSError as error:
             pause = f"training continues without curves for {RETRY_SECONDS:.0f} s"
             self.log.warning(f"TensorBoard cannot be written ({error}); {pause}")
+            with suppress(OSError, AttributeError):  # else its end, in Python 3.13, prints that it cannot be written
+                self.writer._py_recordio_writer.close()
             self.writer, self.retry_at = None, time.monotonic() + RETRY_SECONDS
 
     def close(self) -> None:

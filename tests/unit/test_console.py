@@ -116,8 +116,10 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(tmp_path, capsys):
     assert capsys.readouterr().out == "20 steps  return 2  ETA 0:00:05\n30 steps  return 3  ETA -\n"
 
 
-def test_on_a_terminal_progress_lines_go_to_run_log_only(tmp_path, monkeypatch):
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_on_a_terminal_that_has_a_bar_progress_lines_go_to_run_log_only(term, tmp_path, monkeypatch):
     bars, printed = [], []
+    monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(console, "show", lambda *shown: bars.append(shown[0]))
     monkeypatch.setattr(console, "print", printed.append)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -127,10 +129,11 @@ def test_on_a_terminal_progress_lines_go_to_run_log_only(tmp_path, monkeypatch):
         display.show(steps, f"return {steps}", 5.0)
     display.log.info("a checkpoint")
     display.close()
-    assert bars == [0, 10, 20, 30]
-    assert [line.plain for line in printed] == ["a checkpoint"]
+    progress = "20 steps  return 20  ETA 0:00:05"
+    assert bars == ([0, 10, 20, 30] if term == "xterm" else [])
+    assert [line.plain for line in printed] == ([] if bars else [progress]) + ["a checkpoint"]
     lines = (tmp_path / "run.log").read_text().splitlines()
-    assert [line.split(" INFO ")[1] for line in lines] == ["20 steps  return 20  ETA 0:00:05", "a checkpoint"]
+    assert [line.split(" INFO ")[1] for line in lines] == [progress, "a checkpoint"]
 
 
 def test_warnings_are_log_lines_while_progress_is_shown_and_run_log_escapes_what_cannot_be_encoded(tmp_path):

@@ -24,6 +24,7 @@ from a3c_mp.wrappers import (
     with_extras,
     with_kwargs,
 )
+from a3c_mp.wrappers.trial import check_contract
 
 SPACE = Dict({"goal": Box(-1, 1, (2,)), "hands": Tuple([Discrete(3, start=1), MultiDiscrete([2, 2])])})
 OBS = {"goal": np.array([0.5, -0.5], np.float32), "hands": (np.int64(2), np.array([1, 0]))}
@@ -288,7 +289,7 @@ BROKEN = {
 def test_a_structure_that_differs_from_its_space_is_refused(obs, message, register):
     env = make_env(register(entry_point=Structured, changes={"obs": obs}))
     with pytest.raises(BrokenContract, match=re.escape(message)):
-        wrappers.check_contract(env)
+        check_contract(env)
 
 
 class Far(Env):
@@ -308,12 +309,12 @@ class Far(Env):
     [(1e9, np.float64, "1"), (1e6, np.float64, ""), (1e9, np.float32, ""), (1e9, np.int64, "1")],
 )
 def test_numbers_that_float32_cannot_tell_apart_are_named(at, dtype, lost, register):
-    assert wrappers.check_contract(make_env(register(entry_point=Far, at=at, dtype=dtype))).lost == lost
+    assert check_contract(make_env(register(entry_point=Far, at=at, dtype=dtype))).lost == lost
 
 
 def test_a_part_that_is_not_used_may_have_any_values(register):
     env_id = register(entry_point=Structured, changes={"obs": {**OBS, "goal": np.full(2, np.inf, np.float32)}})
-    wrappers.check_contract(make_env(with_extras(env_id, {"obs_keys": ["hands"]})))
+    check_contract(make_env(with_extras(env_id, {"obs_keys": ["hands"]})))
 
 
 def test_a_choice_that_later_lies_outside_its_space_is_refused(register):

@@ -260,6 +260,30 @@ def test_a_run_whose_folder_is_deleted_and_taken_by_another_leaves_that_as_it_is
     )
 
 
+def test_a_run_folder_that_is_moved_is_named(args, capsys):
+    with a_run(args) as run:
+        run.record_rollout(10, [], 0, 0)
+        moved = run.folder.rename(run.folder.with_name("moved"))
+        run.save()
+        moved.rename(run.folder)
+    assert run.exit_code == 0
+    assert f"the run folder {run.folder} is {moved} now: move it back" in capsys.readouterr().out
+
+
+def test_checkpoints_that_cannot_be_reached_are_not_started_over(args, tmp_path):
+    with a_run(named := replace(args, run_name="r")) as run:
+        run.record_rollout(10, [], 0, 0)
+    (elsewhere := run.checkpointer.folder).rename(tmp_path / "elsewhere")
+    elsewhere.symlink_to(tmp_path / "not there")
+    before = sorted(path.name for path in run.folder.iterdir())
+    with (
+        pytest.raises(ConfigError, match=r"checkpoints cannot be written"),
+        a_run(replace(named, resume_or_start=True)),
+    ):
+        pass
+    assert sorted(path.name for path in run.folder.iterdir()) == before
+
+
 def test_a_run_folder_that_is_deleted_is_missed_and_not_made_again(args, capsys):
     with a_run(args) as run:
         run.record_rollout(10, [], 0, 0)

@@ -38,7 +38,7 @@ def run(main, end=SystemExit):
 
 
 def raises(error):
-    def main():
+    def main(*_):
         raise error
 
     return main
@@ -60,6 +60,15 @@ def test_a_script_ends_with_a_code_and_says_why(main, code, out, err, capsys):
     assert printed.out == out
     assert printed.err.endswith(err)
     assert "Traceback (most recent call last)" in printed.err if code == 1 else printed.err == err
+
+
+def test_a_full_disk_and_a_limit_of_threads_do_not_hide_why_a_script_ends(monkeypatch, capsys):
+    monkeypatch.setattr(threading.Thread, "start", raises(RuntimeError("can't start new thread")))
+    assert run(raises(OSError(errno.ENOSPC, "full"))) == 1
+    assert run(raises(OSError(errno.ENOSPC, "full", "scores.txt"))) == 1
+    assert run(raises(ConfigError("num-envs", 0, "must be 1"))) == 2
+    end = [f"error: {name} cannot be written (full)" for name in ("the output", "scores.txt")]
+    assert capsys.readouterr().err.splitlines() == [*end, "error: num-envs=0: must be 1"]
 
 
 def test_a_thread_is_waited_for_if_it_ends_soon():
