@@ -1,15 +1,23 @@
 """a3c-mp: distributed deep reinforcement learning: A3C, Ape-X, IMPALA, tasks of middleware, populations, Ray."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from a3c_mp import _bootstrap  # noqa: F401  (sets up the process; must come before torch)
+from a3c_mp import _bootstrap, errors  # noqa: F401  (the first sets up the process; it must come before torch)
+
+if TYPE_CHECKING:
+    from a3c_mp.api import Callback, Result, load_policy, train
 
 __version__ = "0.2.0"
+__all__ = ["Callback", "Result", "errors", "load_policy", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("train", "Callback", "load_policy"):  # loaded when they are used: chapters need none of them
+    if name in __all__:  # loaded when they are used: chapters need none of them
         from a3c_mp import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'a3c_mp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,9 +15,12 @@ os.environ.setdefault(ACTOR, str(OUTSIDE))  # a simulator may import this, too: 
 os.environ.setdefault(ENV, "0")
 
 
-def assume_identity(actor: int, env: int = 0) -> None:
-    """Put the numbers of an actor, unique in its run, and of one of its environments into this process's variables."""
+def assume_identity(actor: int, env: int = 0) -> tuple[int, int]:
+    """Put the numbers of an actor, unique in its run, and of one of its environments into this process's variables;
+    returns those before."""
+    before = int(os.environ[ACTOR]), int(os.environ[ENV])
     os.environ.update({ACTOR: str(actor), ENV: str(env)})
+    return before
 
 
 EXPRESSION = re.compile(r"\{([\w\s+*/%()-]*\b(?:actor|env)\b[\w\s+*/%()-]*)\}")

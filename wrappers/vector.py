@@ -70,9 +70,12 @@ def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
 
 def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(Observation space, action space) of an environment, which is made for it and closed."""
-    assume_identity(OUTSIDE)
-    close(env := make_env(env_id))
-    return env.observation_space, env.action_space
+    before = assume_identity(OUTSIDE)
+    try:
+        close(env := make_env(env_id))
+        return env.observation_space, env.action_space
+    finally:
+        assume_identity(*before)
 
 
 def close(env: gymnasium.Env) -> None:

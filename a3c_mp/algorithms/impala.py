@@ -196,19 +196,24 @@ class ImpalaSetup(RolloutSetup):
             learner.run.log.warning(text)
 
     def rounds(self, learner: Learner) -> Iterator[Iterator[Rollout]]:
-        """Yield, for each round of unrolls that are finite in all learners, the batches to learn from."""
+        """Yield, for each round, the batches of its finite unrolls; several learners need all of them to be."""
         args, size = learner.args, rollouts_per_round(learner.args)
         while filled := learner.take(size):
             rollouts = [Rollout.of(self.slots[slot]) for _, slot, _ in filled]
             lags = [learner.lag(version) for _, _, version in filled]
             stats = list(map(stats_of, rollouts, lags))
             set_learning_rate(learner.optimizer, args, learner.steps)
-            if learner.record(filled, stats).finite:  # in all learners, which take steps together
+            is_finite = learner.record(filled, stats).finite  # in all learners, which take steps together
+            num_whole = size * args.num_envs
+            if not is_finite and learner.group.size == 1:  # the others of the round can be learned from
+                rollouts = [rollout for rollout, each in zip(rollouts, stats, strict=True) if each.finite]
+                is_finite, num_whole = bool(rollouts), 0
+            if is_finite:
                 with learner.run.timing("learning"):
                     unrolls = join([rollout.to(learner.device) for rollout in rollouts])
                     learner.update_norm(obs_for_stats(unrolls.obs, learner.net.norm.has_images), "new unrolls")
                     learner.run.record_metrics(action_metrics(learner.setup.layout.action_space, unrolls))
-                    yield batches(args, unrolls, self.replay, learner.rng, size * args.num_envs)
+                    yield batches(args, unrolls, self.replay, learner.rng, num_whole)
             if not learner.end_round():
                 return
             learner.release(filled)

@@ -110,7 +110,7 @@ def load_exported(path: Path) -> TrainedRun:
 def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[str, Any]:
     """The net of the member at a place, as `EliteNet` loads it. Raises ConfigError if there is no such member."""
     members = state.get("extra", {}).get("population", {}).get("members", [])
-    if member < len(members):
+    if 0 <= member < len(members):
         return saved_net(members[member]["genome"], members[member]["state"][0])
     if members:
         why, fix = f"the checkpoint has {len(members)} members", f"name one from 0 to {len(members) - 1}"
@@ -209,7 +209,8 @@ def load_policy(run: str | Path, *, member: int | None = None, sampled: bool = F
 
     Args:
         member: of a population, the one at this place of the newest checkpoint, instead of the fittest so far.
-        sampled: sample actions, with this seed, instead of taking the most probable one.
+        sampled: sample actions, with this seed, instead of taking the most probable one; nets of action values, such
+            as those of DQN and DDPG, stay greedy.
 
     Raises:
         ConfigError: there is no checkpoint, or it does not fit the environment.

@@ -7,8 +7,10 @@ checkpoints and results are the same. What starts it keeps its own signal handle
 import json
 import os
 import signal
+import site
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -86,6 +88,9 @@ def train(
             signal.signal(signal.SIGINT, signal.default_int_handler)
     hooks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
     script = find_script(chapter)
+    if settings.get("attach_to") is not None:
+        why = "a node that joins a task has no run of its own, and this call no result"
+        raise ConfigError("attach-to", settings["attach_to"], why, "start train_task.py with it")
     given = {"env_id": id_of(env_id)} if env_id is not None else {}
     words = [word for name, value in (given | settings).items() for word in as_flag(name, value)]
     told: dict[str, Any] = {}
@@ -125,14 +130,18 @@ def id_of(env: Any) -> str:
     module, name = getattr(env, "__module__", None), getattr(env, "__qualname__", "")
     if not callable(env) or not name:
         raise ConfigError("env-id", env, "must be an id, or a class or function that makes an environment")
-    if module == "__main__":
+    if module in ("__main__", "__mp_main__"):  # the latter: in a pool's process, which the script started
         file = getattr(sys.modules["__main__"], "__file__", None) or ""
         spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m package.module`; pdb removes it
         module = spec.name if spec is not None else Path(file).stem if file.endswith(".py") else None
+    is_there = getattr(sys.modules.get(env.__module__), name, None) is env
     if module is None or not name.isidentifier():
         why = "the processes of a run cannot import what is defined in a notebook's cell or inside a function"
         fix = f"write it into a module (a cell that begins with %%writefile my_envs.py) and use my_envs.{name}"
         raise ConfigError("env-id", name, why, fix)
+    if not is_there:  # a wrapper that bears the name of what it wraps, or a script that a profiler runs
+        fix = "write a class, or a function that makes the environment, at the top level of a module"
+        raise ConfigError("env-id", name, f"{env.__module__}.{name} is another object, or none", fix)
     return f"{module}:{name}"
 
 
@@ -152,8 +161,7 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
     with tempfile.TemporaryDirectory(prefix="a3c-") as folder:
         (path := Path(folder, "told")).touch()
         parent = f"{os.getpid()} {int(signal.SIGTERM)}"  # which ends a run with a checkpoint
-        found = os.pathsep.join(os.path.abspath(place) for place in sys.path)  # modules that are imported here
-        env = {**os.environ, VARIABLE: str(path), PARENT_VARIABLE: parent, "PYTHONPATH": found}
+        env = {**os.environ, VARIABLE: str(path), PARENT_VARIABLE: parent, "PYTHONPATH": os.pathsep.join(own_places())}
         process = subprocess.Popen(command, env=env)
         try:
             yield process, lines_of(path, process)
@@ -166,6 +174,14 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
             finally:  # the time is over, or there was another Ctrl-C
                 process.kill()
                 process.wait()
+
+
+def own_places() -> list[str]:
+    """Where modules are imported from here, without the interpreter's places: an environment may start another one."""
+    library = [os.path.join(path, "") for path in map(sysconfig.get_path, ("stdlib", "platstdlib"))]
+    packages = {*site.getsitepackages(), site.getusersitepackages()}
+    places = [os.path.abspath(place) for place in sys.path]
+    return [place for place in places if place not in packages and not f"{place}/".startswith(tuple(library))]
 
 
 def lines_of(path: Path, process: subprocess.Popen) -> Iterator[dict[str, Any]]:

@@ -128,7 +128,7 @@ def as_flag(name: str, value: Any) -> list[str]:
     flag = flag_name(name)
     if isinstance(value, Mapping):  # keyword arguments of an environment
         value = [f"{key}={_as_text(each)}" for key, each in value.items()]
-    if isinstance(value, bool):
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool":  # numpy's, too
         return [f"--{flag}" if value else f"--no-{flag}"]
     return [f"--{flag}", *(f" {each}" for each in value)] if isinstance(value, list | tuple) else [f"--{flag}={value}"]
 

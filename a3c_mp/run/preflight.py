@@ -201,7 +201,7 @@ def probe_env(
     from a3c_mp.wrappers.trial import check_contract  # here, as actors need none of it
 
     process = (number, *getattr(multiprocessing.current_process(), "_identity", ()))[-1]  # children may try it at once
-    wrappers.assume_identity(wrappers.OUTSIDE, process)
+    before = wrappers.assume_identity(wrappers.OUTSIDE, process)
     env: Any = None
     masked = False
     try:
@@ -228,6 +228,7 @@ def probe_env(
     finally:
         with suppress(Exception):  # it may not have been made
             env.close()
+        wrappers.assume_identity(*before)  # an environment may load a policy
     if masked and isinstance(action_space, Discrete):
         action_space = wrappers.MaskedDiscrete(action_space.n)
     FOUND[env_id] = obs_space, action_space, layout

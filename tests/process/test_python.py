@@ -1,6 +1,7 @@
 """The library from Python: runs as child processes, callbacks, errors, and policies as functions."""
 
 import errno
+import functools
 import json
 import os
 import re
@@ -203,6 +204,8 @@ def in_a_cell():
         ("a3c_data", {"env_id": in_a_cell()}, "env-id=Mine: .* notebook's cell .*%%writefile my_envs.py.*my_envs.Mine"),
         ("a3c_data", {"env_id": lambda: None}, "env-id=<lambda>: .* inside a function"),
         ("a3c_data", {"env_id": Recorder._record}, "env-id=Recorder._record: .* cannot import"),
+        ("a3c_data", {"env_id": functools.update_wrapper(lambda: None, Recorder)}, "is another object, or none"),
+        ("task", {"attach_to": "tcp://127.0.0.1:5"}, "attach-to=tcp.*: a node that joins a task has no run of its own"),
         ("a3c_data", {"env_id": 5}, "env-id=5: must be an id, or a class or function"),
     ],
 )  # fmt: skip
@@ -231,8 +234,11 @@ def test_ctrl_c_belongs_to_a_program_that_trains_also_if_it_is_called_as_a_chapt
 
 def test_a_class_of_a_script_is_named_by_the_script(monkeypatch):
     (main := types.ModuleType("__main__")).__file__ = "/somewhere/my_script.py"
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    assert a3c_mp.api.training.id_of(in_a_cell()) == "my_script:Mine"
+    main.Mine = in_a_cell()
+    for name in ("__main__", "__mp_main__"):  # as in the processes of a pool
+        monkeypatch.setitem(sys.modules, name, main)
+        main.Mine.__module__ = name
+        assert a3c_mp.api.training.id_of(main.Mine) == "my_script:Mine"
 
 
 def test_a_script_that_a_run_imports_again_does_not_start_another_one(monkeypatch):

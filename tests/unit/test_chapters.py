@@ -17,7 +17,17 @@ from pathlib import Path
 import pytest
 import torch
 from gymnasium.spaces import Discrete
-from harness import A3C_DATA, A3C_GRAD, APEX_DQN, EVERY_CHAPTER, EVERY_ONE_OF_ALL, ROOT, files_no_longer_than, row_id
+from harness import (
+    A3C_DATA,
+    A3C_GRAD,
+    APEX_DQN,
+    EVERY_CHAPTER,
+    EVERY_ONE_OF_ALL,
+    IMPALA,
+    ROOT,
+    files_no_longer_than,
+    row_id,
+)
 from torch import nn
 
 from a3c_mp.algorithms import apex
@@ -102,6 +112,14 @@ def test_what_is_not_finite_is_skipped_counted_and_named(run_inline, chapter, en
     assert done.summary["updates"] > 10
     assert done.config["args"]["env_id"] == env_id
     assert done.state
+
+
+def test_impala_learns_from_the_rest_of_a_round_that_has_a_rollout_with_nan(run_inline):
+    flags = "--deterministic --replay-proportion 0 --num-envs 2 --batch-unrolls 2 --unroll-length 8 --total-steps 960"
+    bad = ["--env-id", "envs:NanReward-v0", "--env-kwargs", "at={20+100*actor}", "--no-reward-clip"]  # two rounds
+    done = run_inline.train(IMPALA, *flags.split(), *bad)
+    assert done.summary["rollouts_not_finite"] == 2
+    assert done.summary["updates"] == 960 / 16 - 2
 
 
 @pytest.mark.parametrize("chapter", [A3C_DATA, APEX_DQN], ids=row_id)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from a3c_mp import wrappers
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes import slots
@@ -116,6 +117,13 @@ def test_memory_is_counted_where_actors_and_learners_compute(args_class, flags, 
     numbers += 2 * (rollout // limits.OBS_COPIES) * ("act_on" in flags)  # rollouts of actors that learn on one
     with pytest.raises(ConfigError, match=f"take about {math.ceil(40 * numbers / GIB) / 10:.1f} GiB"):
         limits.check_memory(args_class(env_id="Wide-v0", num_envs=32, unroll_length=128, **flags), net)
+
+
+def test_a_trial_leaves_the_numbers_of_an_environment_that_makes_it():
+    before = wrappers.assume_identity(3, 2)
+    limits.probe_env("CartPole-v1")
+    wrappers.spaces("CartPole-v1")
+    assert wrappers.assume_identity(*before) == (3, 2)
 
 
 @pytest.mark.parametrize("num_learners", [1, 2])
