@@ -89,7 +89,10 @@ def parse_algo(algorithms: Mapping[str, Any], description: str, argv: Sequence[s
         if (folder := run_to_continue(given, first.args_class.runs_dir)) is not None:
             algo = json.loads((folder / "config.json").read_text())["args"]["algo"]
     algorithm = algorithms.get(str(algo), first)
-    return parse_args(algorithm.args_class, algorithm.presets, description, argv), algorithm
+    args = parse_args(algorithm.args_class, algorithm.presets, description, argv)
+    if args.algo not in algorithms:
+        raise ConfigError("algo", args.algo, "this script does not have it", f"choose of {', '.join(algorithms)}")
+    return args, algorithm
 
 
 def parse_plain(args_class: type[A], description: str, argv: Sequence[str] | None = None) -> A:

@@ -63,9 +63,12 @@ class ReturnStats:
         return variance**0.5 if variance > 1e-12 * mean * mean else 0.0
 
     def scale(self) -> float:
-        """What rewards are multiplied by: 1 / deviation, or less, so that none becomes larger than `LARGEST_REWARD`."""
-        least = self.largest.item() / LARGEST_REWARD
-        return 1 / min(max(self.deviation() or 1.0, least, 1e-30), 1e37)
+        """What rewards are multiplied by: 1 / deviation, or less, so that none becomes larger than `LARGEST_REWARD`.
+
+        Where all returns are equal, the largest reward becomes 1.
+        """
+        largest = self.largest.item()
+        return 1 / min(max(self.deviation() or largest or 1.0, largest / LARGEST_REWARD, 1e-30), 1e37)
 
     def state_dict(self) -> dict[str, Any]:
         own = {"gamma": self.gamma, "is_clipped": self.is_clipped}

@@ -151,9 +151,11 @@ class Generation(MemberGeneration):
         self.writer.step(step._replace(life_lost=life_lost, mask=mask, final_mask=final_mask))
 
     def batches(self) -> Iterator[Batch]:
-        """Sample a batch for each update that is due: one for every `learn_every` steps."""
+        """Sample a batch for each update that is due: one for every `learn_every` steps, of all generations."""
         args = self.args
-        while self.counts["updates"] < self.learning_steps // args.learn_every:
+        before = self.number * args.rounds * args.num_envs
+        due = (before + self.learning_steps) // args.learn_every - before // args.learn_every
+        while self.counts["updates"] < due:
             batch = self.replay.extend(self.replay.sample(args.batch_size), args.n_step, args.gamma)
             if args.normalize_obs and self.counts["updates"] % NORM_PERIOD == 0:
                 self.counts["obs_values_far"] += self.net.norm.update(batch.obs)

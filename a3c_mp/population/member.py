@@ -61,6 +61,7 @@ def run_member(channel: WorkerChannel, algorithm: Algorithm, args: Args, memory:
         found: dict[str, Any] = {"fields": getattr(args, "rollout_fields", ()), "heartbeats": channel, "actor": place}
         with closing(make_vec_env(args.env_id, args.num_envs, seed=seeds[0], **found)) as env:
             generation = algorithm.generation(args, memory, channel, env, seeds[1])
+            generation.number = number
             algorithm.member(generation.args, generation)
         generation.end(number)
         channel.send(slot, None)
@@ -73,6 +74,8 @@ class MemberGeneration:
     """metrics of its loss that are recorded: means over a member's updates"""
     actions: ClassVar[Any] = ACTIONS
     """action spaces that it is for"""
+    number = 0
+    """of this generation, from 0"""
 
     @classmethod
     def share(cls, args: Any, spaces: tuple[Any, Any]) -> Any:
@@ -93,7 +96,8 @@ class MemberGeneration:
         self.rng = torch.Generator().manual_seed(seed)
         self._updates_before = self.state.updates
         self.counts, self.means, self.stats = Counter[str](), Means(), EpisodeStats(args.num_envs)
-        self.reward_scale = float(self.net.reward_scale) if args.reward_scale is None else args.reward_scale
+        fixed = self.args.reward_scale
+        self.reward_scale = float(self.net.reward_scale) if fixed is None else fixed
         self.net.reward_scale.fill_(self.reward_scale)
 
     @property

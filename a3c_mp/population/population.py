@@ -167,6 +167,10 @@ class Population:
         for place, birth in enumerate(births):
             child = breed(parents[birth.parent], birth, self.spaces, self.args)
             child.write(self.memory.births[place])
+        if self.memory.shards is not None:  # they learn from the rewards of all
+            largest = max(float(result["returns"][3]) for result in self.results)
+            for place in range(len(births)):
+                self.memory.births[place]["returns"][3] = largest
 
     def digest(self) -> bytes:
         """SHA-256 of the members as their generation begins, and of where the replay ends."""

@@ -201,10 +201,14 @@ def check_settings(args: Args, image: bool) -> None:
         if not least <= low <= high < math.inf:
             why = f"both ends must be finite and {least:g} or more, the lower one first"
             raise ConfigError(flag, f"{low:g} to {high:g}", why)
-        if outside := [value for value in values if not low <= value <= high]:
-            why, fix = f"the first member has {outside[0]:g}", "widen the range, or start inside it"
+        outside = [value for value in values if value is None or not low <= value <= high]
+        if outside and args.resume is None:  # members of a resumed run may be elsewhere
+            why, fix = f"the first member has {outside[0]}", "widen the range, or start inside it"
             raise ConfigError(flag, f"{low:g} to {high:g}", why, fix)
+    shared = {*args.fixed, "unroll_length", "eval_episodes", "replay_size"}  # sizes of memory
     for name, gene in args.evolving.items():
+        if name in shared:
+            raise ConfigError("genes", name, "it is the same for all members", "leave it out")
         ends: Any = [{name: int(end) if gene.integer else end} for end in gene[:2]]
         for end in ends:  # the setting's own limits
             check_ranges(replace(args, **end))

@@ -60,13 +60,14 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
             lock.truncate(0)
             lock.write(f"{os.getpid()} on {platform.node()}")
             lock.flush()
-            (checkpoints := folder / "checkpoints").mkdir(exist_ok=True)
+            if os.path.lexists(checkpoints := folder / "checkpoints"):
+                os.listdir(checkpoints)  # those in a folder that cannot be read would count as none
+            if args.resume is None:
+                check_new(args, folder)
+            checkpoints.mkdir(exist_ok=True)
             probe = checkpoints / ".writable"
             probe.touch()
             probe.unlink()
-            os.listdir(checkpoints)  # those in a folder that cannot be read would count as none
-            if args.resume is None:
-                check_new(args, folder)
             if not tell(folder=str(folder)) and VARIABLE in os.environ:
                 why = "what a run tells the program that started it cannot be written there"
                 raise ConfigError("TMPDIR", tempfile.gettempdir(), why, "free some space, or name another folder")

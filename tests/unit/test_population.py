@@ -2,17 +2,21 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 import train_population
+from a3c_mp.errors import ConfigError
 from a3c_mp.population import member as member_module
 from a3c_mp.population.dqn import Args, Generation
 from a3c_mp.population.evolution import Genome, first_members
+from a3c_mp.population.genes import Gene
 from a3c_mp.population.growth import MemberState, Spaces, layers_by_depth
 from a3c_mp.population.population import EliteNet, Population, PopulationMemory, saved_net
+from a3c_mp.population.settings import check_settings
 from a3c_mp.processes.pool import Token
 from a3c_mp.run.preflight import probe_env
 
@@ -81,6 +85,48 @@ def test_a_gene_is_a_setting_that_only_its_member_has(updates, monkeypatch, name
         assert set(seen) == {expected}
 
 
+@dataclasses.dataclass(frozen=True)
+class OwnArgs(Args):
+    """Settings of which others are genes."""
+
+    gene_table: ClassVar = {**Args.gene_table, "reward_scale": Gene(0.001, 1.0), "eval_episodes": Gene(2, 99)}
+
+
+def test_the_scale_of_rewards_can_be_a_gene_and_a_size_of_memory_cannot(monkeypatch):
+    seen = []
+    monkeypatch.setattr(train_population, "learn", lambda args, generation, batch: seen.append(generation.reward_scale))
+    settings = {name: getattr(FAST, name) for name in ("population", "num_envs", "generation_steps", "learning_starts")}
+    args = OwnArgs(**settings, genes=("reward_scale",))
+    population = Population(args, SPACES, Generation)
+    genome = dataclasses.replace(population.members[1].genome, hyperparameters={"reward_scale": 0.25})
+    MemberState.make(NET, genome, args).write(population.memory.births[1])
+    monkeypatch.setattr(Generation, "batches", lambda generation: [None])
+    live(population, 1)
+    assert set(seen) == {0.25}
+    for bad, message in ({"reward_scale": None}, "has None"), ({"genes": ("eval_episodes",)}, "same for all members"):
+        with pytest.raises(ConfigError, match=message):
+            check_settings(dataclasses.replace(args, **bad), image=False)
+
+
+def test_members_scale_rewards_by_the_largest_one_that_any_has_seen():
+    population = generations_later(1, reward_scale=None)
+    population.results[1]["returns"][:] = torch.tensor([0.0, 0.0, 0.0, 1e-6])
+    population.results[0]["returns"][:] = torch.tensor([0.0, 0.0, 0.0, 0.0])
+    for place in range(2):
+        population.results[place]["rows"][:] = population.memory.rows[:4]
+    population.breed([member.survive("none") for member in population.members])
+    for place in range(2):
+        state = MemberState.read(population.memory.births[place], NET, population.args)
+        assert state.return_stats.scale() == pytest.approx(1e6)
+
+
+def test_a_resumed_run_may_have_a_range_without_its_first_setting(tmp_path):
+    args = dataclasses.replace(FAST, genes=("learning_rate=1e-5:1e-4",))
+    check_settings(dataclasses.replace(args, resume=tmp_path), image=False)
+    with pytest.raises(ConfigError, match=r"the first member has 0\.001"):
+        check_settings(args, image=False)
+
+
 @pytest.mark.parametrize("learn_every", [1, 3, 64])
 def test_each_gene_acts(updates, learn_every):
     genes = {"learning_rate": 2.5e-3, "batch_size": 17, "learn_every": learn_every}
@@ -90,16 +136,17 @@ def test_each_gene_acts(updates, learn_every):
     assert updates[0].state.optimizer.param_groups[0]["lr"] == 2.5e-3
     assert [len(layers[0].bias) for layers in layers_by_depth(updates[0].state.net)[:-1]] == [24, 40]
     assert {len(update.batch.reward) for update in updates} == {17}
-    assert [update.number for update in updates] == list(range(1, 200 // learn_every + 1))
-    assert population.results[1]["counts"][0] == 200 // learn_every
+    num, rest = 400 // learn_every - 200 // learn_every, 200 % learn_every  # that of the generation before
+    assert [update.number for update in updates] == list(range(1, num + 1))
+    assert population.results[1]["counts"][0] == num
     for update in updates:  # none is early, or later than the step of four environments that it is due in
-        assert update.learning_steps - 4 < update.number * learn_every <= update.learning_steps
+        assert update.learning_steps - 4 < update.number * learn_every - rest <= update.learning_steps
 
 
 def test_the_target_net_of_a_member_that_learns_rarely_moves_too(updates, monkeypatch):
     moved = []
     monkeypatch.setattr(train_population, "move_target", lambda *args: moved.append(len(updates)))
-    rarely, never = (with_genes(learn_every=steps) for steps in (40, 1000))
+    rarely, never = (with_genes(learn_every=steps) for steps in (40, 10_000))
     generations_later(6, genomes=(rarely, never), target_period=6)
     assert [update.number for update in updates[-5:]] == [1, 2, 3, 4, 5], "a generation has fewer than six"
     assert [first - second for first, second in zip(moved[1:], moved, strict=False)] == [6] * (len(moved) - 1)

@@ -165,7 +165,8 @@ def test_the_deviation_of_returns_is_that_of_whole_games_however_short_the_rollo
     assert stats.sums[1] == pytest.approx(returns.sum(), rel=1e-9, abs=1e-9 * scale)
     assert stats.sums[2] == pytest.approx(np.square(returns).sum(), rel=1e-9)
     assert returns.size == 1 or stats.deviation() == pytest.approx(returns.std(), rel=1e-6)
-    assert stats.scale() == pytest.approx(1 / max(stats.deviation() or 1.0, np.abs(rewards).max() / 10), rel=1e-6)
+    largest = np.abs(rewards).max()
+    assert stats.scale() == pytest.approx(1 / max(stats.deviation() or largest or 1.0, largest / 10), rel=1e-6)
 
 
 def test_the_statistics_of_returns_continue_from_a_checkpoint_and_with_other_actors_without_their_games():
