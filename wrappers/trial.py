@@ -69,7 +69,7 @@ def _lost(values: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     changes = np.abs(values - values[0]).max(0) > 1e-12 * np.abs(values[0])
-    return np.flatnonzero(changes & (single == single[0]).all(0) & (single[0] != 0))
+    return np.flatnonzero(changes & (single == single[0]).all(0) & (single[0] != 0) & np.isfinite(single[0]))
 
 
 def _check_values(call: str, obs: Any, used: Sequence[Part], images: Sequence[Image]) -> None:

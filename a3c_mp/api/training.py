@@ -7,10 +7,8 @@ checkpoints and results are the same. What starts it keeps its own signal handle
 import json
 import os
 import signal
-import site
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -134,12 +132,13 @@ def id_of(env: Any) -> str:
         file = getattr(sys.modules["__main__"], "__file__", None) or ""
         spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m package.module`; pdb removes it
         module = spec.name if spec is not None else Path(file).stem if file.endswith(".py") else None
-    is_there = getattr(sys.modules.get(env.__module__), name, None) is env
+    there = getattr(sys.modules.get(env.__module__), name, None)
     if module is None or not name.isidentifier():
         why = "the processes of a run cannot import what is defined in a notebook's cell or inside a function"
         fix = f"write it into a module (a cell that begins with %%writefile my_envs.py) and use my_envs.{name}"
         raise ConfigError("env-id", name, why, fix)
-    if not is_there:  # a wrapper that bears the name of what it wraps, or a script that a profiler runs
+    is_of_a_reload = type(there) is type(env) and not hasattr(env, "__wrapped__")
+    if there is not env and not is_of_a_reload:  # it wraps what its name is of, or a profiler runs this script
         fix = "write a class, or a function that makes the environment, at the top level of a module"
         raise ConfigError("env-id", name, f"{env.__module__}.{name} is another object, or none", fix)
     return f"{module}:{name}"
@@ -161,7 +160,8 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
     with tempfile.TemporaryDirectory(prefix="a3c-") as folder:
         (path := Path(folder, "told")).touch()
         parent = f"{os.getpid()} {int(signal.SIGTERM)}"  # which ends a run with a checkpoint
-        env = {**os.environ, VARIABLE: str(path), PARENT_VARIABLE: parent, "PYTHONPATH": os.pathsep.join(own_places())}
+        found = os.pathsep.join(os.path.abspath(place) for place in sys.path)  # modules that are imported here
+        env = {**os.environ, VARIABLE: str(path), PARENT_VARIABLE: parent, "PYTHONPATH": found}
         process = subprocess.Popen(command, env=env)
         try:
             yield process, lines_of(path, process)
@@ -174,14 +174,6 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
             finally:  # the time is over, or there was another Ctrl-C
                 process.kill()
                 process.wait()
-
-
-def own_places() -> list[str]:
-    """Where modules are imported from here, without the interpreter's places: an environment may start another one."""
-    library = [os.path.join(path, "") for path in map(sysconfig.get_path, ("stdlib", "platstdlib"))]
-    packages = {*site.getsitepackages(), site.getusersitepackages()}
-    places = [os.path.abspath(place) for place in sys.path]
-    return [place for place in places if place not in packages and not f"{place}/".startswith(tuple(library))]
 
 
 def lines_of(path: Path, process: subprocess.Popen) -> Iterator[dict[str, Any]]:

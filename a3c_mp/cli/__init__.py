@@ -90,8 +90,8 @@ def parse_algo(algorithms: Mapping[str, Any], description: str, argv: Sequence[s
             algo = json.loads((folder / "config.json").read_text())["args"]["algo"]
     algorithm = algorithms.get(str(algo), first)
     args = parse_args(algorithm.args_class, algorithm.presets, description, argv)
-    if args.algo not in algorithms:
-        raise ConfigError("algo", args.algo, "this script does not have it", f"choose of {', '.join(algorithms)}")
+    if algo is not None and algo not in algorithms:
+        raise ConfigError("algo", algo, "this script does not have it", f"choose of {', '.join(algorithms)}")
     return args, algorithm
 
 

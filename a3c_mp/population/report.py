@@ -3,8 +3,10 @@
 import csv
 import hashlib
 import io
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -159,7 +161,7 @@ class Report:
     def _read_lineage(self) -> None:
         """Keep the lines that can be read of generations that a resumed run does not repeat."""
         damaged = 0
-        for line in csv.DictReader(self.path.read_text(errors="replace").splitlines()):
+        for line in read_rows(self.path):
             is_whole = None not in line and None not in line.values() and line.get("generation", "").isdecimal()
             damaged += not is_whole
             if is_whole and int(line["generation"]) < self.population.generation:
@@ -178,6 +180,13 @@ class Report:
             write_atomically(self.path, text.getvalue().encode())
         except (OSError, CheckpointError) as error:  # the next generation writes these lines too
             self.run.log.warning(f"{self.path} not written: {error}")
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a `lineage.csv`, which has no quotes; one that is damaged may lack columns, or have others."""
+    names, *lines = [line.split(",") for line in path.read_text(errors="replace").splitlines()] or [[]]
+    for line in lines:
+        yield dict(itertools.zip_longest(names, line))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -104,15 +104,18 @@ class ConsoleThread:
             try:
                 thread.start()
             except RuntimeError:  # no further thread is allowed
-                self._waiting.get()()
+                self._write_next()
             else:
                 self._thread = thread
 
     def _write_all(self) -> None:
         while True:
-            write = self._waiting.get()
-            with suppress(RuntimeError):  # of a bar, which has a thread of its own
-                write()
+            self._write_next()
+
+    def _write_next(self) -> None:
+        write = self._waiting.get()
+        with suppress(RuntimeError):  # of a bar, which cannot start its thread
+            write()
 
 
 def discard_output(stream: object) -> None:

@@ -43,8 +43,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         parts = [f"obs {obs_space.shape}", " ".join(actions.split()), *parts]
     notes = [f"observations: {layout}" if found and layout else "", note_on_inputs(net)]
     if (trial := TRIALS.get(args.env_id)) and trial.lost:
-        why = "changes by less than float32 can tell, so nets see a constant: subtract one from it (--wrapper)"
-        notes.append(f"observations: {trial.lost} {why}")
+        why = "changed in the first steps by less than float32 can tell; subtract its offset in a wrapper (--wrapper)"
+        notes.append(f"observations: number {trial.lost} {why}")
     lines = [" · ".join(parts), *filter(None, notes)]
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     goal = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"

@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -70,7 +69,8 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
             probe.unlink()
             if not tell(folder=str(folder)) and VARIABLE in os.environ:
                 why = "what a run tells the program that started it cannot be written there"
-                raise ConfigError("TMPDIR", tempfile.gettempdir(), why, "free some space, or name another folder")
+                temporary = Path(os.environ[VARIABLE]).parents[1]
+                raise ConfigError("TMPDIR", temporary, why, "free some space, or name another folder")
         except BaseException:
             lock.close()
             raise

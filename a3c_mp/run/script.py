@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,8 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
             end_process(128 + signal.SIGPIPE, threads)
         report = partial(sys.excepthook, type(error), error, error.__traceback__)
         if isinstance(error, OSError) and error.errno in FULL:
-            what = f"error: {error.filename or 'the output'} cannot be written ({error.strerror})"
+            what, last = error.filename or "the output", traceback.extract_tb(error.__traceback__)[-1]
+            what = f"error: {what} cannot be written ({error.strerror}; {Path(last.filename).name}:{last.lineno})"
             report = partial(print, what, file=sys.stderr)
     RECEIVED.clear()
     RUNNING.clear()

@@ -120,11 +120,12 @@ def test_members_scale_rewards_by_the_largest_one_that_any_has_seen():
         assert state.return_stats.scale() == pytest.approx(1e6)
 
 
-def test_a_resumed_run_may_have_a_range_without_its_first_setting(tmp_path):
+def test_a_resumed_run_may_have_a_gene_whose_range_is_without_its_first_setting(tmp_path):
     args = dataclasses.replace(FAST, genes=("learning_rate=1e-5:1e-4",))
     check_settings(dataclasses.replace(args, resume=tmp_path), image=False)
-    with pytest.raises(ConfigError, match=r"the first member has 0\.001"):
-        check_settings(args, image=False)
+    for other in {}, {"resume": tmp_path, "units_range": (16, 32)}:
+        with pytest.raises(ConfigError, match=r"the first member has (0\.001|64)"):
+            check_settings(dataclasses.replace(args, **other), image=False)
 
 
 @pytest.mark.parametrize("learn_every", [1, 3, 64])

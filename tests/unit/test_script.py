@@ -2,6 +2,7 @@
 
 import errno
 import io
+import re
 import signal
 import sys
 import threading
@@ -67,8 +68,10 @@ def test_a_full_disk_and_a_limit_of_threads_do_not_hide_why_a_script_ends(monkey
     assert run(raises(OSError(errno.ENOSPC, "full"))) == 1
     assert run(raises(OSError(errno.ENOSPC, "full", "scores.txt"))) == 1
     assert run(raises(ConfigError("num-envs", 0, "must be 1"))) == 2
-    end = [f"error: {name} cannot be written (full)" for name in ("the output", "scores.txt")]
-    assert capsys.readouterr().err.splitlines() == [*end, "error: num-envs=0: must be 1"]
+    *ends, last = capsys.readouterr().err.splitlines()
+    for name, end in zip(("the output", "scores.txt"), ends, strict=True):
+        assert re.fullmatch(rf"error: {name} cannot be written \(full; test_script\.py:\d+\)", end)
+    assert last == "error: num-envs=0: must be 1"
 
 
 def test_a_thread_is_waited_for_if_it_ends_soon():
