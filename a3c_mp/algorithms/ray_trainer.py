@@ -158,8 +158,9 @@ class Connection:
             return int(self.session.state.sums("CPU")[0])
 
         # A run that has just ended may hold its places for a moment.
-        if not self.session.is_restart and not self.session.wait_for(lambda: places() >= args.num_learners):
-            why = f"each needs a place for an actor, the cluster has {places()} free"
+        needed = args.num_actors if args.deterministic else args.num_learners  # else a round waits for the others
+        if not self.session.is_restart and not self.session.wait_for(lambda: places() >= needed):
+            why = f"their actors need {needed} places, the cluster has {places()} free"
             raise ConfigError("num-learners", args.num_learners, why, "lower it, or add a node")
         parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup
         needs = {"memory": TRAINER_MEMORY, "GPU": args.trainer_gpus}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from a3c_mp._bootstrap import CHAPTERS
 from a3c_mp.cluster import guardian
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import STARTED_IN, ConfigError, start_here
 from a3c_mp.processes.program import describe_program
 from a3c_mp.processes.slots import free_memory
 from a3c_mp.processes.spawn import root_for_sockets
@@ -90,6 +90,8 @@ class Node:
     """
 
     def __init__(self, options: list[str], settings: Mapping[str, str]):
+        start = STARTED_IN[0] if STARTED_IN else start_here()  # an environment may have left it
+        places = str(start), os.environ.get("PYTHONPATH"), str(CHAPTERS)  # where actors find this code
         root, store = root_for_sockets(MAX_ROOT), store_folder()
         try:
             self.folder = folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root))  # 0700, unlike Ray's in it
@@ -102,7 +104,6 @@ class Node:
             options.append(f"--object-store-memory={size}")
         own = ",".join(f"{name}={value}" for name, value in labels().items())
         command = [sys.executable, "-c", RAY_START, "start", f"--temp-dir={folder / 'ray'}", "--disable-usage-stats"]
-        places = os.getcwd(), os.environ.get("PYTHONPATH"), str(CHAPTERS)  # where actors find this code
         # A pipe of plain numbers: closed by `close` or by the end of this process, never by the garbage collector.
         stdin, self._pipe = os.pipe()
         try:

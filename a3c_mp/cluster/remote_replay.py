@@ -94,16 +94,18 @@ class ReplayShard:
         self.offsets: dict[int, np.ndarray] = {}  # rows of an actor's lanes here, less their numbers there, [B]
         self.first_whole: dict[int, int] = {}  # row of an actor's lanes whose observation has all its frames
 
-    def insert(self, actor: int, new: Rows) -> Reply:
-        """Append an actor's new rows to its lanes."""
+    def insert(self, actor: int, new: Rows, after_lost: bool = False) -> Reply:
+        """Append an actor's new rows to its lanes; `after_lost`: those before them never came."""
         replay, shards, is_first = self.replay, self.replay.shards, actor not in self.offsets
         arrays = shards.arrays(actor)
         if new.start == NEW_GAMES:  # of an actor that was lost
             shards.drop_incomplete(actor)
         if is_first:  # games that go on have earlier rows, which this shard has not
             self.first_whole[actor] = 0 if new.start == NEW_GAMES else shards.stack - 1
-        if is_first or new.start is not None:
+        if is_first or after_lost or new.start is not None:
             self.offsets[actor] = arrays["written"] - new.spans[0, 0]
+        if after_lost and new.start != NEW_GAMES:  # what its last rows are continued by is of later ones
+            self.first_whole[actor] = int(arrays["written"].max()) + shards.stack - 1
         written, committed = spans = new.spans + self.offsets[actor]
         replay.make_room(actor, int((written[1] - written[0]).max()))
         for names, (lane, row) in zip((OBSERVED, COMPLETED), starmap(spread, spans), strict=True):
@@ -149,7 +151,8 @@ class RemoteReplay:
         self.rng = np.random.default_rng(seed)
         self.sizes, self.totals = np.zeros(num_shards, np.int64), np.zeros(num_shards)
         self.shards = [start_shard(number) for number in range(num_shards)]
-        self._insertions: list[deque[Any]] = [deque() for _ in range(num_shards)]  # answers that have not arrived
+        self._insertions: list[deque[Any]] = [deque() for _ in range(num_shards)]  # actors, answers that have not come
+        self._lost = set[int]()  # actors whose latest rows were lost with their node, or with a shard
         self._requests: deque[list[tuple]] = deque()  # of the next batches
         session.duties.append(self.look_after)
 
@@ -162,15 +165,21 @@ class RemoteReplay:
         """Have a shard insert an actor's rows, given by reference; waits while too many insertions have no answer."""
         index, number = divmod(actor, self.num_shards)
         answers = self._insertions[number]
-        answers.append(self.shards[number].insert.remote(index, rows))
-        while len(answers) > self.max_unanswered and self._wait(self.shards[number], answers[0]):
+        answers.append((actor, self.shards[number].insert.remote(index, rows, actor in self._lost)))
+        self._lost.discard(actor)
+        while len(answers) > self.max_unanswered and self._wait(self.shards[number], answers[0][1]):
             self.look_after()  # it takes the answer
 
     def look_after(self) -> None:
         """Take the answers that have arrived; replace shards that have died. Called while the trainer waits."""
         for number, answers in enumerate(self._insertions):
-            while answers and self.session.is_done(answers[0]):
-                self._take_reply(number, self.shards[number], answers.popleft())
+            while answers and self.session.is_done(answers[0][1]):
+                (actor, answer), shard = answers.popleft(), self.shards[number]
+                if self._take_reply(number, shard, answer) is None:
+                    self._lost.add(actor)
+                    if shard is self.shards[number]:
+                        text = "are lost with their node: determinism, if it was asked for, is lost, too"
+                        self.session.log.warning(f"the newest transitions of actor {actor} {text}")
 
     def next(self) -> Batch | None:
         """Return the next batch; None if all shards are empty or the run should stop; see `repeats`."""

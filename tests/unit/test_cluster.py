@@ -161,6 +161,22 @@ def test_a_successor_drops_or_continues_what_was_incomplete():
 
 
 @pytest.mark.parametrize("start", [None, CONTINUED], ids=["the same process", "its successor"])
+def test_what_was_incomplete_when_rows_were_lost_is_left_out(start):
+    whole, gap, outbox = shard_of(), shard_of(), Outbox(SPEC, 8, 3)
+    acting = Acting(outbox.ring, 2)
+    for number in range(3):
+        acting.steps(5)
+        rows = outbox.take()
+        whole.insert(0, rows)
+        if number != 1:
+            gap.insert(0, rows._replace(start=start if number else rows.start), number == 2)
+    both = [zip(*contents(shard.replay)[1].values(), strict=True) for shard in (whole, gap)]
+    every, found = ({tuple(map(str, row)) for row in rows} for rows in both)
+    assert found < every
+    assert len(found) >= 10
+
+
+@pytest.mark.parametrize("start", [None, CONTINUED], ids=["the same process", "its successor"])
 def test_rows_whose_beginning_went_to_a_lost_shard_are_left_out(start):
     spec = ReplaySpec(1, Box(0, 255, (4, *FRAME), np.uint8), Discrete(2), 4)
     outbox = Outbox(spec, 10, 1)
@@ -306,7 +322,7 @@ def test_a_shard_that_is_stuck_is_killed_and_replaced(make_replay, session, monk
     """Also in deterministic runs, which wait for each insertion."""
 
     class StuckShard:
-        def insert(self, actor, rows):
+        def insert(self, actor, rows, after_lost):
             if rows == "second":
                 assert is_killed.wait(20)
                 raise RayActorError("it was killed")
@@ -341,7 +357,7 @@ def test_insertions_wait_for_a_shard_that_does_not_answer(make_replay):
     """Otherwise their rows would fill the object store."""
 
     class BusyShard:
-        def insert(self, actor, rows):
+        def insert(self, actor, rows, after_lost):
             assert go_on.wait(20)
             return len(rows), 1.0, {}
 
@@ -593,7 +609,7 @@ def test_an_actor_without_heartbeats_is_killed_and_one_that_is_idle_is_not(fleet
 def test_an_actor_that_hangs_at_its_start_is_killed_and_one_without_a_place_is_not(
     fleets, killed, monkeypatch, is_waiting
 ):
-    monkeypatch.setattr(fleet_module, "START_SECONDS", 0.5)
+    monkeypatch.setattr(fleet_module, "start_seconds", lambda actors: 0.5)
     monkeypatch.setattr(fleet_module, "WAITING_SECONDS", 0.2)
     with fleets([lambda: killed.go_on.wait(20)], hang_seconds=0.5, in_order=True, at_start=True) as fleet:
         if is_waiting:
