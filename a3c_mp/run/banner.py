@@ -54,6 +54,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     lines.append(goal if len(ends) > 1 else f"{goal}; Ctrl-C ends it sooner and keeps what was learned")
     explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
     cores = note_on_cores(args)
+    if later := getattr(args, "max_actors", args.num_actors) - args.num_actors:
+        cores += f"; at most {later} more that join"
     lines.append(f"{args.actor_name}s: {args.num_actors}, with {args.num_envs} environments each{explorers}{cores}")
     if note := note_on_speed(args):
         lines.append(note)
@@ -72,7 +74,7 @@ def note_on_speed(args: CommonArgs) -> str:
     if settings.get("address") or settings.get("listen"):  # actors are on other machines
         return ""
     length: Any = getattr(args, "rounds", 0) or settings.get("unroll_length") or settings.get("block_length", 0)
-    at_once = min(actors, len(os.sched_getaffinity(0)))
+    at_once = 1 if settings.get("standalone") else min(actors, len(os.sched_getaffinity(0)))
     trial = TRIALS.get(args.env_id)
     rate = at_once / max(trial.step_seconds if trial else 0.0, 1e-9)
     if (seconds := actors * args.num_envs * length / rate) < SLOW_SECONDS:
@@ -108,8 +110,10 @@ def settings_parts(args: CommonArgs) -> list[str]:
     elif "learning_rate" in settings:
         parts.append(f"lr {settings['learning_rate']:g}")
     if (end := settings.get("entropy_coef_end")) is not None:
-        after = f" after {settings['entropy_steps']:,} steps" if settings["entropy_steps"] else ""
-        parts.append(f"entropy {settings['entropy_coef']:g} -> {end:g}{after}")
+        coef, steps = settings["entropy_coef"], settings["entropy_steps"]
+        last = linear(coef, end, args.total_steps, steps or args.total_steps)
+        after = f" after {steps:,} steps" if 0 < steps < args.total_steps else ""
+        parts.append(f"entropy {coef:g} -> {last:.4g}{after}")
     return parts
 
 

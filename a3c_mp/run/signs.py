@@ -41,7 +41,8 @@ SIGNS: dict[str, Sign] = {
     ),
     "no_game": Sign(
         lambda look: (
-            look.endless
+            not look.progress.args.has_fitness  # generations begin new games
+            and look.endless
             >= max(0.2 * look.length, GAMES_STEPS * look.window.total * look.window.num_envs / len(look.window.counted))
         ),
         lambda look: f"no game has ended in {look.endless:,} steps, so the mean return says nothing new",
