@@ -32,6 +32,7 @@ CHAPTERS = {
 """chapter -> its label and colour"""
 OURS, LINES = "#0b62c4", {"iqn_impala": ("#d1530b", "-"), "iqn": ("#7a5c00", "--"), "dqn": ("#5a6270", ":")}
 """colour of our scores; published ones that are drawn -> their colour and line"""
+OTHER = "#8250df"  # colour of our scores by a second chapter
 
 
 def panels(rows: int, columns: int, height: float) -> tuple[Any, list[Any]]:
@@ -109,18 +110,22 @@ def draw_pong(path: Path, row: Any) -> None:
     save(figure, path)
 
 
-def draw_games(path: Path, result: Result) -> None:
-    """Raw scores of eight games over steps, a line for each seed, beside published scores after a million steps.
+def draw_games(path: Path, results: Sequence[Result]) -> None:
+    """Raw scores of eight games over steps, a line for each chapter and seed, beside published ones after a million.
 
     A run without a curve in its file has its scores at the marks.
     """
     figure, axes = panels(4, 2, 9.0)
-    ours = "ours" if result["bench"]["sticky"] else "ours, not sticky"
+    runs = [
+        (run, f"ours, {result['chapter']}{'' if result['bench']['sticky'] else ', not sticky'}", colour)
+        for result, colour in zip(results, (OURS, OTHER), strict=False)
+        for run in result["runs"]
+    ]
     for axis, (name, game) in zip(axes, games.GAMES.items(), strict=True):
-        for run in (run for run in result["runs"] if run["row"] == name):
+        for run, ours, colour in (each for each in runs if each[0]["row"] == name):
             points = [(int(mark), score) for mark, score in run["scores"].items() if score is not None]
             points = [(steps, mean) for steps, _, mean in run.get("curve", ())] or points
-            axis.plot([at / 1e6 for at, _ in points], [mean for _, mean in points], color=OURS, linewidth=2, label=ours)
+            axis.plot([at / 1e6 for at, _ in points], [mean for _, mean in points], color=colour, lw=2, label=ours)
         for field, (colour, line) in LINES.items():
             style = {"color": colour, "linestyle": line, "linewidth": 1.6}
             axis.axhline(getattr(game, field), label=games.PUBLISHED[field], **style)

@@ -246,7 +246,8 @@ def main() -> int:
         pictures.draw_pong(args.pictures / "pong.png", max(pong, key=lambda row: len(row.runs)))
     whole = [result for result in scored if {run["row"] for run in result["runs"]} == games.GAMES.keys()]
     if whole:  # with sticky actions, if there are all games
-        pictures.draw_games(args.pictures / "games.png", whole[-1])
+        alike = [result for result in whole if result["bench"]["sticky"] == whole[-1]["bench"]["sticky"]]
+        pictures.draw_games(args.pictures / "games.png", alike)
     rates, minutes = peers_of(results)
     if rates is not None:
         put(args.page, peers_tables(rates, minutes), "peers")
