@@ -247,7 +247,7 @@ def main() -> int:
     whole = [result for result in scored if {run["row"] for run in result["runs"]} == games.GAMES.keys()]
     if whole:  # with sticky actions, if there are all games
         alike = [result for result in whole if result["bench"]["sticky"] == whole[-1]["bench"]["sticky"]]
-        pictures.draw_games(args.pictures / "games.png", alike)
+        pictures.draw_games(args.pictures / "games.png", alike[-2:])
     rates, minutes = peers_of(results)
     if rates is not None:
         put(args.page, peers_tables(rates, minutes), "peers")

@@ -20,6 +20,7 @@ from a3c_mp.cluster import Packer, RayLearners, RemoteReplay, ReplayShard, Repla
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.cluster.node import store_folder
 from a3c_mp.cluster.placement import amount_of
+from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled, WorkerEvent
@@ -73,7 +74,7 @@ class RayDqnSetup(ApexSetup):
             session, start, len(learner.own), len(own), batch_size=args.batch_size,
             ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed + rank, DRAWS)[1],
             max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
-            repeats=args.num_learners > 1, first_shard=own.start,
+            repeats=args.num_learners > 1, first_shard=own.start, first_actor=learner.own.start,
         )  # fmt: skip
         if rank == 0:
             run.metrics.gauges["replay/size"] = lambda: float(replay.size)
@@ -158,10 +159,12 @@ class Connection:
             return int(self.session.state.sums("CPU")[0])
 
         # A run that has just ended may hold its places for a moment.
-        needed = args.num_actors if args.deterministic else args.num_learners  # else a round waits for the others
+        # In a deterministic round all actors have their part, elsewhere one of each trainer is enough.
+        name = "num_actors" if args.deterministic else "num_learners"
+        needed = getattr(args, name)
         if not self.session.is_restart and not self.session.wait_for(lambda: places() >= needed):
-            why = f"their actors need {needed} places, the cluster has {places()} free"
-            raise ConfigError("num-learners", args.num_learners, why, "lower it, or add a node")
+            why = f"actors need {needed} places at least, the cluster has {places()} free"
+            raise ConfigError(flag_name(name), needed, why, "lower it, or add a node")
         parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup
         needs = {"memory": TRAINER_MEMORY, "GPU": args.trainer_gpus}
         learners = RayLearners(self.session, needs, run, peer, *parts)

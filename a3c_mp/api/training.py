@@ -137,7 +137,8 @@ def id_of(env: Any) -> str:
         why = "the processes of a run cannot import what is defined in a notebook's cell or inside a function"
         fix = f"write it into a module (a cell that begins with %%writefile my_envs.py) and use my_envs.{name}"
         raise ConfigError("env-id", name, why, fix)
-    is_of_a_reload = type(there) is type(env) and not hasattr(env, "__wrapped__")
+    is_derived = isinstance(env, type) and isinstance(there, type) and issubclass(env, there)
+    is_of_a_reload = type(there) is type(env) and not hasattr(env, "__wrapped__") and not is_derived
     if there is not env and not is_of_a_reload:  # it wraps what its name is of, or a profiler runs this script
         fix = "write a class, or a function that makes the environment, at the top level of a module"
         raise ConfigError("env-id", name, f"{env.__module__}.{name} is another object, or none", fix)

@@ -14,7 +14,7 @@ from a3c_mp.cluster.ray_worker import RayWorker
 from a3c_mp.cluster.session import WAITING_SECONDS, Session
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import Filled, SlotLedger, Token, WorkerEvent, WorkerOptions
-from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, WAIT_SECONDS, start_seconds
+from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS
 
 BEAT_SECONDS = 1.0  # between two requests for the heartbeats of an actor that has sent nothing
 
@@ -239,8 +239,7 @@ class Fleet:
                 self._ask(number, actor)
 
     def _ask(self, number: int, actor: FleetActor) -> None:
-        each = -(-len(self.actors) // max(len(self.session.state.nodes), 1))  # actors of a node, which start together
-        longest = max(self.options.hang_seconds, 0 if actor.has_result else start_seconds(each))
+        longest = max(self.options.hang_seconds, 0 if actor.has_result else START_SECONDS)
         if self.session.is_waiting(actor.handle._actor_id.hex()):
             if actor.silence >= WAITING_SECONDS and not actor.is_waiting:
                 actor.is_waiting = True

@@ -92,30 +92,29 @@ class ReplayShard:
         torch.set_num_threads(1)
         self.replay = Replay(Shards(*spec.sizes(num_actors, rows)), priority_exponent, seed)
         self.offsets: dict[int, np.ndarray] = {}  # rows of an actor's lanes here, less their numbers there, [B]
-        self.first_whole: dict[int, int] = {}  # row of an actor's lanes whose observation has all its frames
+        self.first_whole: dict[int, np.ndarray] = {}  # rows of an actor's lanes whose observations have all frames, [B]
 
     def insert(self, actor: int, new: Rows, after_lost: bool = False) -> Reply:
         """Append an actor's new rows to its lanes; `after_lost`: those before them never came."""
         replay, shards, is_first = self.replay, self.replay.shards, actor not in self.offsets
         arrays = shards.arrays(actor)
-        if new.start == NEW_GAMES:  # of an actor that was lost
+        if new.start == NEW_GAMES or after_lost:  # of an actor that was lost, or what is lost would complete them
             shards.drop_incomplete(actor)
-        if is_first:  # games that go on have earlier rows, which this shard has not
-            self.first_whole[actor] = 0 if new.start == NEW_GAMES else shards.stack - 1
+        if is_first or after_lost:  # games that go on have earlier rows, which this shard has not
+            self.first_whole[actor] = arrays["written"] + (0 if new.start == NEW_GAMES else shards.stack - 1)
         if is_first or after_lost or new.start is not None:
             self.offsets[actor] = arrays["written"] - new.spans[0, 0]
-        if after_lost and new.start != NEW_GAMES:  # what its last rows are continued by is of later ones
-            self.first_whole[actor] = int(arrays["written"].max()) + shards.stack - 1
         written, committed = spans = new.spans + self.offsets[actor]
+        least = arrays["committed"].copy()  # rows before these are complete
         replay.make_room(actor, int((written[1] - written[0]).max()))
         for names, (lane, row) in zip((OBSERVED, COMPLETED), starmap(spread, spans), strict=True):
-            kept = row >= 0
+            kept = row >= least[lane]
             for name in names:
                 values = new.fields[name]
                 if name == "priority":  # no transition begins at an observation that lacks frames
-                    values = np.where(row < self.first_whole[actor], 0.0, values)
+                    values = np.where(row < self.first_whole[actor][lane], 0.0, values)
                 arrays[name][lane[kept], row[kept] % shards.rows] = values[kept]
-        arrays["written"][:], arrays["committed"][:] = written[1], np.maximum(committed[1], 0)
+        arrays["written"][:], arrays["committed"][:] = written[1], np.maximum(committed[1], least)
         replay.ingest(actor)
         return self.sample(0)
 
@@ -140,9 +139,10 @@ class RemoteReplay:
     def __init__(
         self, session: Session, start_shard: Callable[[int], Any], num_actors: int, num_shards: int, *,
         batch_size: int, ahead: int, seed: int, max_restarts: int, should_stop: Callable[[], bool],
-        device: torch.device, repeats: bool = False, first_shard: int = 0,
+        device: torch.device, repeats: bool = False, first_shard: int = 0, first_actor: int = 0,
     ):  # fmt: skip
-        self.repeats, self.first_shard = repeats, first_shard  # the latter: its number in the whole run, for messages
+        self.repeats = repeats
+        self.first_shard, self.first_actor = first_shard, first_actor  # their numbers in the whole run, for messages
         self._latest: Batch | None = None
         self.session, self.start_shard, self.num_shards = session, start_shard, num_shards
         self.restarts_left, self.should_stop, self.device = max_restarts, should_stop, device
@@ -179,7 +179,7 @@ class RemoteReplay:
                     self._lost.add(actor)
                     if shard is self.shards[number]:
                         text = "are lost with their node: determinism, if it was asked for, is lost, too"
-                        self.session.log.warning(f"the newest transitions of actor {actor} {text}")
+                        self.session.log.warning(f"the newest transitions of actor {self.first_actor + actor} {text}")
 
     def next(self) -> Batch | None:
         """Return the next batch; None if all shards are empty or the run should stop; see `repeats`."""

@@ -202,7 +202,7 @@ def check_settings(args: Args, image: bool) -> None:
             why = f"both ends must be finite and {least:g} or more, the lower one first"
             raise ConfigError(flag, f"{low:g} to {high:g}", why)
         outside = [value for value in values if value is None or not low <= value <= high]
-        is_gone = args.resume is not None and flag.startswith("genes=")  # members of a resumed run are elsewhere
+        is_gone = args.resume is not None and flag.startswith("genes=")  # its members are elsewhere, or will be
         if outside and (None in outside or not is_gone):
             why, fix = f"the first member has {outside[0]}", "widen the range, or start inside it"
             raise ConfigError(flag, f"{low:g} to {high:g}", why, fix)

@@ -60,13 +60,11 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
             lock.write(f"{os.getpid()} on {platform.node()}")
             lock.flush()
             if os.path.lexists(checkpoints := folder / "checkpoints"):
-                os.listdir(checkpoints)  # those in a folder that cannot be read would count as none
+                check_access(checkpoints)  # those in a folder that cannot be reached would count as none
             if args.resume is None:
                 check_new(args, folder)
             checkpoints.mkdir(exist_ok=True)
-            probe = checkpoints / ".writable"
-            probe.touch()
-            probe.unlink()
+            check_access(checkpoints)
             if not tell(folder=str(folder)) and VARIABLE in os.environ:
                 why = "what a run tells the program that started it cannot be written there"
                 temporary = Path(os.environ[VARIABLE]).parents[1]
@@ -75,6 +73,14 @@ def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
             lock.close()
             raise
     return folder, lock, warning
+
+
+def check_access(folder: Path) -> None:
+    """Raise OSError unless the files of a folder can be listed, written and removed."""
+    os.listdir(folder)
+    probe = folder / ".writable"
+    probe.touch()
+    probe.unlink()
 
 
 def check_owned(folder: Path, lock: TextIO) -> None:

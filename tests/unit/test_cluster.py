@@ -161,19 +161,25 @@ def test_a_successor_drops_or_continues_what_was_incomplete():
 
 
 @pytest.mark.parametrize("start", [None, CONTINUED], ids=["the same process", "its successor"])
-def test_what_was_incomplete_when_rows_were_lost_is_left_out(start):
+@pytest.mark.parametrize("seed", range(6))  # games end at other moments
+def test_what_was_incomplete_when_rows_were_lost_is_left_out(start, seed):
     whole, gap, outbox = shard_of(), shard_of(), Outbox(SPEC, 8, 3)
-    acting = Acting(outbox.ring, 2)
-    for number in range(3):
+    acting, every = Acting(outbox.ring, seed), set()
+    for number in range(14):  # more than a lap
         acting.steps(5)
         rows = outbox.take()
         whole.insert(0, rows)
-        if number != 1:
-            gap.insert(0, rows._replace(start=start if number else rows.start), number == 2)
-    both = [zip(*contents(shard.replay)[1].values(), strict=True) for shard in (whole, gap)]
-    every, found = ({tuple(map(str, row)) for row in rows} for rows in both)
-    assert found < every
-    assert len(found) >= 10
+        every |= rows_of(whole.replay)
+        if number != 9:
+            gap.insert(0, rows._replace(start=start if number == 10 else rows.start), number == 10)
+        assert rows_of(gap.replay) <= every
+        assert gap.replay.size == np.count_nonzero(gap.replay.tree.leaves)
+    assert gap.replay.size > 20
+
+
+def rows_of(replay):
+    """All transitions that can be drawn."""
+    return {tuple(map(str, row)) for row in zip(*contents(replay)[1].values(), strict=True)}
 
 
 @pytest.mark.parametrize("start", [None, CONTINUED], ids=["the same process", "its successor"])
@@ -609,7 +615,7 @@ def test_an_actor_without_heartbeats_is_killed_and_one_that_is_idle_is_not(fleet
 def test_an_actor_that_hangs_at_its_start_is_killed_and_one_without_a_place_is_not(
     fleets, killed, monkeypatch, is_waiting
 ):
-    monkeypatch.setattr(fleet_module, "start_seconds", lambda actors: 0.5)
+    monkeypatch.setattr(fleet_module, "START_SECONDS", 0.5)
     monkeypatch.setattr(fleet_module, "WAITING_SECONDS", 0.2)
     with fleets([lambda: killed.go_on.wait(20)], hang_seconds=0.5, in_order=True, at_start=True) as fleet:
         if is_waiting:
