@@ -15,7 +15,7 @@ FILES = sorted(
 
 GROUND = {"a3c_mp", "errors", "seeds"}
 TABLE = {
-    "a3c_mp": {"_bootstrap", "api"},  # loaded when it is used
+    "a3c_mp": {"_bootstrap", "errors", "api"},  # the latter is loaded when it is used
     "_bootstrap": set(),
     "errors": set(),
     "seeds": set(),

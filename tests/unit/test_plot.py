@@ -25,7 +25,6 @@ LINEAGE = """generation,place,id,parent,kind,learning_rate,fitness,steps
 
 BROKEN = [
     ("learning_rate,", "", "cannot be read (KeyError: 'learning_rate')"),
-    ("1,1,2,1,hyper", "1,1,2,7,hyper", "cannot be read (KeyError: (0, 7))"),
     ("1e-3,nan,600", "1e-3", "cannot be read (TypeError: "),
     ("1e-3,nan,600", "1e-3,x,600", "cannot be read (ValueError: could not convert string to float: 'x')"),
     ("0,0,0", "\xff", "cannot be read (UnicodeDecodeError: "),
@@ -57,6 +56,8 @@ def test_plot_draws_several_lineages_and_the_line_of_the_last_fittest_member(tmp
     shown = [text.get_text() for text in tree.get_legend().get_texts()]
     assert shown == ["first", "elite", "none", "hyperparameters", "of a later version"]
     assert rates.get_yscale() == "log"
+    (tmp_path / "a" / "lineage.csv").write_text(LINEAGE.replace("1,1,2,1,hyper", "1,1,2,7,hyper"))
+    assert len(plot.read_lineage(tmp_path / "a").parents) == 3, "one parent was lost with a line"
 
 
 # ---- curves
