@@ -100,13 +100,12 @@ class ConsoleThread:
     def _put(self, write: Callable[[], object]) -> None:
         self._waiting.put(write)
         if self._thread is None:
-            thread = threading.Thread(target=self._write_all, name="console", daemon=True)
+            self._thread = threading.Thread(target=self._write_all, name="console", daemon=True)
             try:
-                thread.start()
+                self._thread.start()
             except RuntimeError:  # no further thread is allowed
+                self._thread = None
                 self._write_next()
-            else:
-                self._thread = thread
 
     def _write_all(self) -> None:
         while True:
