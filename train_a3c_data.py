@@ -67,7 +67,9 @@ def gradients(args: Any, learner: Learner, loss: Callable[..., Any], *batch: Any
     total, metrics = backward(args, learner.net, loss, *batch)
     # Several learners, as chapters 3 and 4 may have, average their gradients.
     learner.group.all_reduce_gradients(learner.optimizer, total)
-    norms = [nn.utils.clip_grad_norm_(g["params"], args.max_grad_norm) for g in learner.optimizer.param_groups]
+    groups = [group["params"] for group in learner.optimizer.param_groups]
+    learning = [group for group in groups if any(p.grad is not None for p in group)]  # TD3's policy: not always
+    norms = [nn.utils.clip_grad_norm_(group, args.max_grad_norm) for group in learning]
     return metrics | {"losses/grad_norm": torch.stack(norms).norm()}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from a3c_mp.algorithms import ddpg, dqn
+from a3c_mp.algorithms import ddpg, dqn, td3
 from a3c_mp.algorithms.apex import ApexSetup, move_target
 from a3c_mp.algorithms.apex_settings import PRESETS, Args
 from a3c_mp.chapter import Chapter
@@ -30,7 +30,7 @@ from a3c_mp.replay import Batch, importance_weights
 from a3c_mp.run.learner import Learner
 from train_a3c_data import gradient_step
 
-ALGORITHMS: dict[str, Any] = {"dqn": dqn, "ddpg": ddpg}
+ALGORITHMS: dict[str, Any] = {"dqn": dqn, "ddpg": ddpg, "td3": td3}
 
 
 def actor(channel: Any, args: Any) -> Callable[..., int]:
@@ -40,14 +40,17 @@ def actor(channel: Any, args: Any) -> Callable[..., int]:
     return TransitionCollector(args, env, net, algo.Policy, channel).fill
 
 
-def loss(args: Any, net: Any, target_net: Any, batch: Batch, importance: Tensor) -> tuple[Tensor, dict[str, Any]]:
+def loss(
+    args: Any, net: Any, target_net: Any, batch: Batch, importance: Tensor, with_policy: bool = True
+) -> tuple[Tensor, dict[str, Any]]:
     """Compute (loss, metrics) of n-step transitions (Horgan et al. 2018); importance weights [N]."""
     algo = ALGORITHMS[args.algo]
-    q, bootstrap = algo.q_values(net, batch), algo.bootstrap_values(net, target_net, batch)  # [N, K] quantiles
+    bootstrap = algo.bootstrap_values(args, net, target_net, batch)  # [N, K] quantiles
     target = net.reward_scale * batch.reward[:, None] + batch.discount[:, None] * bootstrap
-    value_loss = quantile_huber(q, target, importance, args.error_width)
+    q, *others = algo.q_values(net, batch)  # [N, K] of each critic: td3 has two
+    value_loss = sum(quantile_huber(each, target, importance, args.error_width) for each in (q, *others))
     td_error = (target - q).mean(dim=1)  # of the expected returns
-    policy_loss, metrics = algo.policy_loss(net, batch)  # ddpg's; 0 for dqn
+    policy_loss, metrics = algo.policy_loss(net, batch) if with_policy else (0.0, {})  # 0 for dqn
     metrics |= {"values/q": q, "values/target": target, "values/td_error": td_error.detach().abs()}
     return value_loss + policy_loss, metrics | {"losses/value": value_loss}
 
@@ -59,7 +62,8 @@ def learn(args: Any, learner: Learner, batch: Batch) -> None:
     # Weights are relative to the largest one of all learners, that of the smallest probability.
     smallest = learner.group.all_gather(batch.probability.min()[None]).min()
     importance = importance_weights(batch.probability, exponent, smallest)
-    if metrics := gradient_step(args, learner, loss, target_net, batch, importance):
+    with_policy = (learner.updates + 1) % args.policy_period == 0
+    if metrics := gradient_step(args, learner, loss, target_net, batch, importance, with_policy):
         if learner.updates % args.target_period == 0:
             move_target(target_net, learner.net, args.target_rate)
         errors = metrics["values/td_error"].cpu()

@@ -44,8 +44,8 @@ def q_member(args: Any, generation: Any) -> None:
 
 def loss(args: Any, net: Any, target_net: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Return (loss, metrics) of double Q-learning (van Hasselt et al. 2016), for a batch [N] of n-step transitions."""
-    q = q_values(net, batch)
-    target = batch.reward[:, None] + batch.discount[:, None] * bootstrap_values(net, target_net, batch)
+    (q,) = q_values(net, batch)
+    target = batch.reward[:, None] + batch.discount[:, None] * bootstrap_values(args, net, target_net, batch)
     value_loss = quantile_huber(q, target, torch.ones_like(batch.reward), args.error_width)  # one quantile: Huber's
     return value_loss, {"losses/value": value_loss, "values/q": q}
 

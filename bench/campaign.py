@@ -45,6 +45,7 @@ ANYWHERE = {"machine": "", "versions": ""}
 """in place of where and with what runs were made: those that do not count are named, too"""
 PONG, BREAKOUT = "PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"
 CARTPOLE, LANDER, PENDULUM = "CartPole-v1", "LunarLander-v3", "Pendulum-v1"
+MUJOCO = ("HalfCheetah-v5", "Hopper-v5")
 MINUTES = {"a3c_grad": 8, "apex_dqn": 17, "impala": 5, "task": 12, "population_ppo": 17, "ray_impala": 6}
 """chapter -> minutes to 18 on Pong"""
 OTHERS = ("sb3_a2c", "sb3_ppo", "cleanrl_ppo", "sample_factory", "rl_games", "rllib")
@@ -69,11 +70,12 @@ def solved(chapter: str, game: str, seeds: int, minutes: float, flags: str = "")
 ROWS = [
     solved("a3c_data", PONG, 10, 7),
     *(solved(chapter, PONG, 3, minutes) for chapter, minutes in MINUTES.items()),
-    *(solved(chapter, CARTPOLE, 5, 0.6) for chapter in common.CHAPTERS if chapter != "apex_ddpg"),
+    *(solved(chapter, CARTPOLE, 5, 0.6) for chapter in common.CHAPTERS if chapter not in ("apex_ddpg", "apex_td3")),
     *(solved(chapter, PENDULUM, 10, 0.8) for chapter in ("a3c_data", "impala", "population_ppo")),
     solved("a3c_data", LANDER, 3, 3, "--total-steps=1_000_000 --reward-scale=0.1"),
     solved("population_ppo", LANDER, 5, 2),
     solved("a3c_data", BREAKOUT, 2, 60),
+    *(solved("apex_td3", game, 2, 50, "--play=30") for game in MUJOCO),
     Row("games", "games-sticky", 10, games, "--sticky --like=Pong --seeds=3"),
     Row("games", "games-sticky-apex_dqn", 17, games,
         "--chapter=apex_dqn --sticky --like=Pong --num-quantiles=32 --seeds=3"),

@@ -28,7 +28,7 @@ from bench.records import RESULTS, Result
 CHAPTERS = {
     "a3c_data": ("[1 A3C by data](docs/a3c_data.md)", "unsure: start here (asynchronous PPO)"),
     "a3c_grad": ("[2 A3C by gradients](docs/a3c_grad.md)", "cores are many, or for A2C"),
-    "apex_dqn": ("[3 Ape-X DQN, DDPG](docs/apex.md)", "steps are worth learning from again"),
+    "apex_dqn": ("[3 Ape-X DQN, DDPG, TD3](docs/apex.md)", "steps are worth using again"),
     "impala": ("[4 IMPALA](docs/impala.md)", "the net has an LSTM, or learning is slow"),
     "task": ("[5 Tasks](docs/task.md)", "machines join and leave"),
     "population": ("[6 Populations](docs/population.md), DQN", "you do not know the hyperparameters"),

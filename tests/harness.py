@@ -99,6 +99,7 @@ A3C_DATA = Chapter("a3c_data", "train_a3c_data.py", SMALL)
 A3C_GRAD = Chapter("a3c_grad", "train_a3c_grad.py", SMALL, metrics=DROPPED)
 APEX_DQN = Chapter("apex_dqn", "train_apex.py", (*REPLAY, "--replay-ratio", "4", "--batch-size", "32"), learners=True)
 APEX_DDPG = Chapter("apex_ddpg", "train_apex.py", (*REPLAY, "--replay-ratio", "1"), env_id="Pendulum-v1")
+APEX_TD3 = Chapter("apex_td3", "train_apex.py", ("--algo", "td3", *REPLAY, "--replay-ratio", "1"), env_id="Pendulum-v1")
 IMPALA = Chapter("impala", "train_impala.py", UNROLLS, learners=True)
 TASK = Chapter(
     "task",
@@ -125,7 +126,7 @@ POPULATION_PPO = Chapter(
 )
 CHAPTERS = (A3C_DATA, A3C_GRAD, APEX_DQN, IMPALA, TASK, RAY_IMPALA, RAY_DQN)
 ALL_CHAPTERS = (*CHAPTERS, POPULATION)
-CONTINUOUS = (APEX_DDPG,)
+CONTINUOUS = (APEX_DDPG, APEX_TD3)
 SPAWNING = tuple(chapter for chapter in CHAPTERS if chapter not in (RAY_IMPALA, RAY_DQN))
 """chapters that spawn their actors themselves"""
 

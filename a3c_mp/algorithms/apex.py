@@ -1,4 +1,4 @@
-"""Ape-X: setup and rounds of a learner, rate limiter, exploration ladder, target network; shared by DQN and DDPG."""
+"""Ape-X: setup and rounds of a learner, rate limiter, exploration ladder, target network, for all its algorithms."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,7 +84,7 @@ class RateLimiter:
 class ApexSetup(Setup):
     """What a learner of Ape-X makes before a run: online and target net, optimizer, replay, slots for its actors.
 
-    `algo` is the module `dqn` or `ddpg`. Raises ConfigError if the environment cannot be used, settings are
+    `algo` is the module `dqn`, `ddpg` or `td3`. Raises ConfigError if the environment cannot be used, settings are
     inconsistent, or memory is too small.
     """
 

@@ -1,4 +1,4 @@
-"""Settings and presets of Ape-X, chapter 3, shared by DQN and DDPG."""
+"""Settings and presets of Ape-X, chapter 3, shared by DQN, DDPG and TD3."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ CONTINUOUS: dict[str, Any] = {
     "total_steps": 500_000, "algo": "ddpg", "num_envs": 4,
     "replay_size": 100_000, "learning_starts": 1_000, "replay_ratio": 16.0, "batch_size": 128,
     "learning_rate": 1e-3, "policy_learning_rate": 1e-3, "adam_eps": 1e-8, "target_period": 1, "target_rate": 0.01,
+}  # fmt: skip
+MUJOCO: dict[str, Any] = {
+    **CONTINUOUS, "total_steps": 1_000_000, "algo": "td3",
+    "replay_size": 1_000_000, "learning_starts": 8_000, "replay_ratio": 64.0, "batch_size": 256, "noise": 0.2,
+    "noise_exponent": 1.0, "learning_rate": 3e-4, "policy_learning_rate": 3e-4, "reward_scale": 0.1,
+    "target_period": 2, "target_rate": 0.005,
 }  # fmt: skip
 VECTORS: dict[str, Any] = {
     "total_steps": 1_000_000, "replay_size": 100_000, "learning_starts": 1_000, "replay_ratio": 16.0, "batch_size": 64,
@@ -64,8 +70,9 @@ class Args(ReplayArgs):
     continuous = CONTINUOUS
     vectors = VECTORS
 
-    algo: Literal["dqn", "ddpg"] = "dqn"
-    """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous ones (their default)"""
+    algo: Literal["dqn", "ddpg", "td3"] = "dqn"
+    """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous ones (their default);
+    td3: the same with two critics, smoothed targets and a delayed policy"""
     num_envs: Annotated[int, Between(1, 4096)] = 16
     """environments for each actor (B)"""
     block_length: Count = 4
@@ -85,15 +92,21 @@ class Args(ReplayArgs):
     importance_exponent: Fraction = 0.4
     """prioritized replay beta (importance weights) at the start, annealed linearly to 1 at total-steps"""
     noise: Fraction = 0.4
-    """ddpg: standard deviation of the first environment's action noise (1 is half the range of actions)"""
+    """ddpg, td3: standard deviation of the first environment's action noise (1 is half the range of actions)"""
     noise_exponent: NonNegative = 2.0
-    """ddpg: environment i of all N has noise ** (1 + this * i / (N - 1))"""
+    """ddpg, td3: environment i of all N has noise ** (1 + this * i / (N - 1))"""
     noise_memory: Annotated[float, Between(0, 0.999)] = 0.0
-    """ddpg: correlation of the action noise between steps (Ornstein-Uhlenbeck); 0 is white noise"""
+    """ddpg, td3: correlation of the action noise between steps (Ornstein-Uhlenbeck); 0 is white noise"""
+    target_noise: NonNegative = 0.2
+    """td3: standard deviation of the noise on the target policy's actions (1 is half the range of actions)"""
+    target_noise_clip: NonNegative = 0.5
+    """td3: this noise is clipped to it"""
+    policy_delay: Count = 2
+    """td3: updates of the critics between two of the policy"""
     learning_rate: NonNegative = 2.5e-4
-    """learning rate; in ddpg that of the critic"""
+    """learning rate; in ddpg and td3 that of the critics"""
     policy_learning_rate: NonNegative = 1e-4
-    """ddpg: learning rate of the policy (actor)"""
+    """ddpg, td3: learning rate of the policy (actor)"""
     save_replay: bool = False
     """save the replay buffer in checkpoints; without it, a resumed run fills it again before it learns"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
@@ -102,7 +115,7 @@ class Args(ReplayArgs):
     """dqn: net for images: nature (DQN's, 3 convolutions), a3c (A3C's, 2), resnet (9) or deep (IMPALA's, 15); or
     module:function"""
     hidden: tuple[int, ...] = ()
-    """units of each hidden layer; default: 128 128 for vectors, 256 for images (dqn), 256 256 (ddpg)"""
+    """units of each hidden layer; default: 128 128 for vectors, 256 for images (dqn), 256 256 (ddpg, td3)"""
     num_quantiles: Annotated[int, Between(1, 200)] = 1
     """dqn: quantiles of the distribution of returns that the net learns (QR-DQN); 1: plain Q-learning, of the mean"""
     num_learners: Annotated[int, Between(1, 64)] = 1
@@ -111,6 +124,11 @@ class Args(ReplayArgs):
     @property
     def games_explore(self) -> bool:  # type: ignore[override]
         return (self.epsilon if self.algo == "dqn" else self.noise) > 0
+
+    @property
+    def policy_period(self) -> int:
+        """Updates between two of the policy."""
+        return self.policy_delay if self.algo == "td3" else 1
 
     @property
     def net_spec(self) -> NetSpec:
@@ -146,4 +164,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
     "Pendulum-v1": {**CONTINUOUS, "total_steps": 25_000, "stop_return": -200.0, "reward_scale": 0.1},
+    "HalfCheetah-v5": MUJOCO,
+    "Hopper-v5": MUJOCO,
 }

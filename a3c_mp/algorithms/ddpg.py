@@ -29,18 +29,22 @@ ACTIONS = Box
 AT_BOUND = 0.99  # absolute action from which on it is counted as one at its bound
 
 
-def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET) -> DDPGNet:
-    """Make the actor and critic. Raises ConfigError for image observations and for actions without bounds."""
+def make_net(
+    obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET,
+    net_class: type[DDPGNet] = DDPGNet,
+) -> DDPGNet:  # fmt: skip
+    """Make actor and critic. Raises ConfigError for image observations and for actions without bounds."""
     assert isinstance(action_space, Box), action_space
     if (shape := image_shape(obs_space)) is not None:
-        raise ConfigError("algo", "ddpg", f"observations have images {shape}, it needs vectors", "use dqn")
+        raise ConfigError("algo", net_class.algo, f"observations have images {shape}, it needs vectors", "use dqn")
     if not ActionScaling(action_space).is_bounded.all():
         why = f"the bounds of {action_space} are not finite, or too far apart"
-        raise ConfigError("algo", "ddpg", why, "choose another --env-id")
+        raise ConfigError("algo", net_class.algo, why, "choose another --env-id")
     if spec.net != DEFAULT_NET.net:
-        raise ConfigError("net", spec.net, "--algo ddpg has a net of its own", "leave it out, or use --hidden")
+        why = f"--algo {net_class.algo} has a net of its own"
+        raise ConfigError("net", spec.net, why, "leave it out, or use --hidden")
     check_net(spec, obs_space.shape or (), image=False)
-    return DDPGNet(obs_space.shape or (), action_space.shape, spec.hidden or (256, 256))
+    return net_class(obs_space.shape or (), action_space.shape, spec.hidden or (256, 256))
 
 
 def stored(args: Args, action_space: gymnasium.Space) -> tuple[gymnasium.Space, Spec]:
@@ -50,9 +54,10 @@ def stored(args: Args, action_space: gymnasium.Space) -> tuple[gymnasium.Space, 
 
 def make_optimizer(args: Args, net: DDPGNet) -> torch.optim.Optimizer:
     if args.optimizer != "adam":
-        raise ConfigError("optimizer", args.optimizer, "ddpg supports only adam", "leave it out, or use --algo dqn")
+        why = f"{args.algo} supports only adam"
+        raise ConfigError("optimizer", args.optimizer, why, "leave it out, or use --algo dqn")
     groups = [
-        {"params": list(net.critic.parameters()), "lr": args.learning_rate},
+        {"params": [p for critic in net.critics() for p in critic.parameters()], "lr": args.learning_rate},
         {"params": list(net.actor.parameters()), "lr": args.policy_learning_rate},
     ]
     return torch.optim.Adam(groups, eps=args.adam_eps, fused=True)
@@ -119,13 +124,13 @@ class Policy:
         return self.rng.standard_normal((num_envs, *self.to_env.center.shape))
 
 
-def q_values(net: DDPGNet, batch: Batch) -> Tensor:
-    """Return Q(s, a) [N, 1] float32 of the actions that were taken."""
-    return net.q(batch.obs, batch.action).float()[:, None]
+def q_values(net: DDPGNet, batch: Batch) -> list[Tensor]:
+    """Return Q(s, a) [N, 1] float32 of the actions that were taken, for each critic."""
+    return [q.float()[:, None] for q in net.qs(batch.obs, batch.action)]
 
 
 @torch.no_grad()
-def bootstrap_values(net: DDPGNet, target_net: DDPGNet, batch: Batch) -> Tensor:
+def bootstrap_values(args: Args, net: DDPGNet, target_net: DDPGNet, batch: Batch) -> Tensor:
     """Return Q_target(s', mu_target(s')) [N, 1] float32, s' being m <= n steps later (Lillicrap et al. 2016)."""
     return target_net.q(batch.next_obs, target_net(batch.next_obs)[0]).float()[:, None]
 

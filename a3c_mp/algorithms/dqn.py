@@ -115,9 +115,9 @@ def random_actions(rng: np.random.Generator, shape: tuple[int, ...], mask: np.nd
     return np.where(mask, rng.random(shape), -1.0).argmax(axis=1)
 
 
-def q_values(net: QNet, batch: Batch) -> Tensor:
-    """Return the quantiles of Q(s, a), float32 [N, K], of the actions that were taken."""
-    return of_actions(net.quantiles(batch.obs), batch.action)
+def q_values(net: QNet, batch: Batch) -> list[Tensor]:
+    """Return the quantiles of Q(s, a), float32 [N, K], of the actions that were taken, for its one critic."""
+    return [of_actions(net.quantiles(batch.obs), batch.action)]
 
 
 def of_actions(quantiles: Tensor, action: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def of_actions(quantiles: Tensor, action: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def bootstrap_values(net: QNet, target_net: QNet, batch: Batch) -> Tensor:
+def bootstrap_values(args: Args, net: QNet, target_net: QNet, batch: Batch) -> Tensor:
     """Return the quantiles of Q_target(s', argmax_a Q(s', a)), float32 [N, K], s' being m <= n steps later.
 
     The argmax is over the actions that s' allows (van Hasselt et al. 2016). Both nets get inputs by the statistics of

@@ -70,7 +70,7 @@ class DqnArgs(RayArgs, apex_settings.Args):
 DQN_PRESETS = {
     name: {**preset, "block_length": 16}
     for name, preset in apex_settings.PRESETS.items()
-    if preset.get("algo") != "ddpg"
+    if preset.get("algo", "dqn") == "dqn"
 }
 SETTINGS: dict[str, tuple[type[Any], dict[str, dict[str, Any]]]] = {
     "impala": (ImpalaArgs, impala.PRESETS),

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 
 from a3c_mp import wrappers
-from a3c_mp.algorithms import ddpg, dqn
+from a3c_mp.algorithms import ddpg, dqn, td3
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
@@ -18,7 +18,7 @@ from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluate import Policy, make_policy
 from a3c_mp.run.preflight import probe_env
 
-VALUE_BASED = {"dqn": dqn, "ddpg": ddpg}  # --algo of a run -> its nets and policies, of action values
+VALUE_BASED = {"dqn": dqn, "ddpg": ddpg, "td3": td3}  # --algo of a run -> its nets and policies, of action values
 
 
 class TrainedRun(NamedTuple):
@@ -210,7 +210,7 @@ def load_policy(run: str | Path, *, member: int | None = None, sampled: bool = F
     Args:
         member: of a population, the one at this place of the newest checkpoint, instead of the fittest so far.
         sampled: sample actions, with this seed, instead of taking the most probable one; nets of action values, such
-            as those of DQN and DDPG, stay greedy.
+            as those of DQN, DDPG and TD3, stay greedy.
 
     Raises:
         ConfigError: there is no checkpoint, or it does not fit the environment.

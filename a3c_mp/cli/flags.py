@@ -71,14 +71,16 @@ class Rule(NamedTuple):
     beside: str = ""  # a field without which, too, the flags have an effect
 
 
+CONTINUOUS = ("ddpg", "td3")
 RULES = (
     Rule("run-name runs-dir resume-or-start", "resume", lambda folder: not folder, "start a new run without --resume"),
     Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
     Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
     Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
     Rule("adam-eps", "optimizer", lambda optimizer: optimizer == "adam", "use --rmsprop-eps", beside="rmsprop_eps"),
-    Rule("epsilon ladder-exponent net num-quantiles", "algo", lambda algo: algo != "ddpg", "add --algo dqn"),
-    Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", lambda algo: algo == "ddpg", "use ddpg"),
+    Rule("epsilon ladder-exponent net num-quantiles", "algo", lambda algo: algo not in CONTINUOUS, "add --algo dqn"),
+    Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", CONTINUOUS.__contains__, "use ddpg"),
+    Rule("target-noise target-noise-clip policy-delay", "algo", lambda algo: algo == "td3", "add --algo td3"),
     Rule("repeat-fraction", "update_epochs", lambda epochs: epochs > 1, "raise --update-epochs"),
     Rule("entropy-steps", "entropy_coef_end", lambda end: end is not None, "add --entropy-coef-end"),
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),

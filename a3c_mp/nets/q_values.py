@@ -1,4 +1,4 @@
-"""Q networks: dueling DQN for discrete actions, DDPG's actor and critic for continuous ones.
+"""Q networks: dueling DQN for discrete actions, DDPG's and TD3's actor and critics for continuous ones.
 
 Values are those of rewards that a learner multiplies by the net's `reward_scale`.
 """
@@ -94,6 +94,8 @@ class DDPGNet(nn.Module):
     Observations and actions are flattened, actions to D numbers.
     """
 
+    algo = "ddpg"
+
     def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...], hidden: Sequence[int] = (256, 256)):
         super().__init__()
         self.action_shape = action_shape
@@ -103,15 +105,41 @@ class DDPGNet(nn.Module):
         self.actor = nn.Sequential(*mlp([inputs, *hidden, outputs], nn.ReLU), nn.Tanh())
         self.critic = mlp([inputs + outputs, *hidden, 1], nn.ReLU)
         for head in (self.actor[-2], self.critic[-1]):  # first actions near the middle, first values near zero
-            nn.init.uniform_(head.weight, -3e-3, 3e-3)  # type: ignore[arg-type]
-            nn.init.uniform_(head.bias, -3e-3, 3e-3)  # type: ignore[arg-type]
+            near_zero(head)
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
         """obs float32 or uint8 [B, ...] -> (mu(s) [B, *action_shape],)."""
         return (self.actor(self.norm.convert(obs).flatten(1)).view(-1, *self.action_shape),)
 
     def q(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Q(s, a) [B] for obs [B, ...] and actions [B, *action_shape] in [-1, 1]."""
+        """Q(s, a) [B] by the first critic, for obs [B, ...] and actions [B, *action_shape] in [-1, 1]."""
+        return self.qs(obs, action, 1)[0]
+
+    def qs(self, obs: Tensor, action: Tensor, num_critics: int | None = None) -> list[Tensor]:
+        """Q(s, a) [B] of each critic, or of the first ones."""
         flat_obs = self.norm.convert(obs).flatten(1)
         inputs = torch.cat([flat_obs, action.reshape(len(action), -1).to(flat_obs.dtype)], dim=1)
-        return self.critic(inputs).squeeze(-1)
+        return [critic(inputs).squeeze(-1) for critic in self.critics()[:num_critics]]
+
+    def critics(self) -> list[nn.Module]:
+        return [self.critic]
+
+
+class TD3Net(DDPGNet):
+    """DDPG's net with a second critic (Fujimoto et al. 2018)."""
+
+    algo = "td3"
+
+    def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...], hidden: Sequence[int] = (256, 256)):
+        super().__init__(obs_shape, action_shape, hidden)
+        inputs = torch.Size(obs_shape).numel() + torch.Size(action_shape).numel()
+        self.twin = mlp([inputs, *hidden, 1], nn.ReLU)
+        near_zero(self.twin[-1])
+
+    def critics(self) -> list[nn.Module]:
+        return [self.critic, self.twin]
+
+
+def near_zero(layer: nn.Module) -> None:
+    nn.init.uniform_(layer.weight, -3e-3, 3e-3)  # type: ignore[arg-type]
+    nn.init.uniform_(layer.bias, -3e-3, 3e-3)  # type: ignore[arg-type]

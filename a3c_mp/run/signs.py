@@ -56,7 +56,7 @@ SIGNS: dict[str, Sign] = {
         ),
         lambda look: f"the first and the newest of {look.window.episodes:,} games had the same return",
         "explore in longer stretches (--explore-envs 0.25 --explore-steps 50; continuous actions: --noise-steps 16; "
-        "dqn: a higher --epsilon; ddpg: --noise-memory 0.9)",
+        "dqn: a higher --epsilon; ddpg, td3: --noise-memory 0.9)",
     ),
     "values": Sign(
         lambda look: abs(look["values/explained_variance"]) < 1e-5 and look.stands_still,
@@ -76,7 +76,7 @@ SIGNS: dict[str, Sign] = {
     "bounds": Sign(
         lambda look: look["policy/at_bounds"] > 0.9 and look.stands_still,
         lambda look: f"{look['policy/at_bounds']:.0%} of actions lie on their bounds",
-        "lower --learning-rate (ddpg: --policy-learning-rate) or --entropy-coef",
+        "lower --learning-rate (ddpg, td3: --policy-learning-rate) or --entropy-coef",
     ),
     "still": Sign(
         lambda look: look.stands_still and look.share >= LATE and look.steps >= look.least[1],

@@ -4,7 +4,6 @@ import pytest
 from harness import (
     A3C_DATA,
     A3C_GRAD,
-    APEX_DDPG,
     APEX_DQN,
     CHAPTERS,
     IMPALA,
@@ -119,9 +118,10 @@ def test_a_chapter_learns_with_masks(run_inline, chapter):
 
 
 @pytest.mark.timeout(300)
-def test_apex_ddpg_swings_the_pendulum_up(run_inline):
-    flags = ["--env-id", "Pendulum-v1", "--deterministic", "--seed", "1", "--total-steps", "12000"]
-    done = run_inline(APEX_DDPG.script, *flags, workers=None)
+@pytest.mark.parametrize("algo", ["ddpg", "td3"])
+def test_apex_swings_the_pendulum_up(run_inline, algo):
+    flags = ["--env-id", "Pendulum-v1", "--algo", algo, "--deterministic", "--seed", "1", "--total-steps", "12000"]
+    done = run_inline(APEX_DQN.script, *flags, workers=None)
     assert done.code == 0, done.err
     played = run_inline("play.py", "runs/r", "--episodes", "20", "--num-envs", "20")
     mean = float(played.out.split("\nmean ")[1].split(",")[0])

@@ -56,6 +56,7 @@ SLOW = {
     "task, standalone": ("train_task.py", 3000, [*UNTIL_EVALUATED, "--standalone"]),
     "data, Pendulum": ("train_a3c_data.py", 1500, [*PENDULUM, "--batch-size", "16", "--noise-steps", "3"]),
     "data, masks": ("train_a3c_data.py", 1500, ["--env-id", "envs:Masked-v0", *ROLLOUTS[2:], "--batch-size", "16"]),
+    "td3": ("train_apex.py", 1200, ["--algo", "td3", "--env-id", "Pendulum-v1", *SMALL, *REPLAY]),
     "ddpg": ("train_apex.py", 1200, ["--env-id", "Pendulum-v1", *SMALL, "--noise-memory", "0.5", *REPLAY]),
 }
 KILLED_AFTER = {3, 4, 9}

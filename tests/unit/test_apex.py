@@ -29,7 +29,7 @@ from a3c_mp.wrappers import ActionScaling
 N = 7
 VECTOR = Box(-1.0, 1.0, (3,))
 TORQUE = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
-ARGS = Args(num_actors=2, num_envs=4)
+ARGS = Args(num_actors=2, num_envs=4, target_noise=0.0)
 
 
 def a_case(name, num=N, num_quantiles=1):
@@ -37,7 +37,7 @@ def a_case(name, num=N, num_quantiles=1):
     torch.manual_seed(0)
     algo, (obs, next_obs), reward = train_apex.ALGORITHMS[name], torch.randn(2, num, 3), 3 * torch.randn(num)
     space, action = Discrete(4), torch.arange(num) % 4
-    if name == "ddpg":
+    if name != "dqn":
         space, action = TORQUE, torch.rand(num, 2) * 2 - 1
     discount = torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9, 0.9, 0.9])[:num]
     probability, no_mask = torch.rand(num).double() + 0.1, torch.ones(num, 0, dtype=torch.bool)
@@ -64,13 +64,13 @@ def quantile_loss(errors):
     return total / errors.shape[1]
 
 
-@pytest.mark.parametrize(("name", "num_quantiles"), [("dqn", 1), ("dqn", 5), ("ddpg", 1)])
+@pytest.mark.parametrize(("name", "num_quantiles"), [("dqn", 1), ("dqn", 5), ("ddpg", 1), ("td3", 1)])
 def test_the_loss_is_that_of_each_transition_alone_and_has_no_gradient_through_the_target(name, num_quantiles):
     _, _, batch, (net, target_net) = a_case(name, num_quantiles=num_quantiles)
     weights = torch.linspace(0.1, 1.0, N)
     net.reward_scale.fill_(2.0)
     loss, metrics = train_apex.loss(replace(ARGS, algo=name), net, target_net, batch, weights)
-    errors = []
+    errors, second = [], []
     for i in range(N):
         (obs, next_obs), action = (field[i : i + 1] for field in (batch.obs, batch.next_obs)), batch.action[i : i + 1]
         if name == "dqn":
@@ -78,13 +78,21 @@ def test_the_loss_is_that_of_each_transition_alone_and_has_no_gradient_through_t
             q, bootstrap = net.quantiles(obs)[0, action[0]], target_net.quantiles(next_obs)[0, best]
         else:
             q, bootstrap = net.q(obs, action), target_net.q(next_obs, target_net(next_obs)[0])
-        errors.append((2 * batch.reward[i] + batch.discount[i] * bootstrap.detach()) - q[:, None])
+        if name == "td3":  # the smaller value of two critics is the target of both
+            inputs = torch.cat([next_obs, target_net(next_obs)[0]], dim=1)
+            bootstrap = torch.minimum(bootstrap, target_net.twin(inputs)[0])
+            second.append(net.twin(torch.cat([obs, action], dim=1)))
+        target = 2 * batch.reward[i] + batch.discount[i] * bootstrap.detach()
+        errors.append(target - q[:, None])
+        second = [*second[:i], *(target - each for each in second[i:])]
     torch.testing.assert_close(metrics["values/td_error"], torch.stack(errors).mean(dim=(1, 2)).detach().abs())
     value_loss = sum(w * quantile_loss(e) for w, e in zip(weights, errors, strict=True)) / N
+    value_loss += sum(w * quantile_loss(e) for w, e in zip(weights, second, strict=False)) / N
     assert metrics["losses/value"].item() == pytest.approx(value_loss.item(), rel=1e-5)
     parts = [(net, value_loss)]
-    if name == "ddpg":  # critic and actor get gradients of their own and no others
-        parts = [(net.critic, value_loss), (net.actor, -net.q(batch.obs, net(batch.obs)[0]).mean())]
+    if name != "dqn":  # critics and actor get gradients of their own and no others
+        policy_loss = -net.q(batch.obs, net(batch.obs)[0]).mean()
+        parts = [(nn.ModuleList(net.critics()), value_loss), (net.actor, policy_loss)]
         assert metrics["losses/policy"].mean().item() == pytest.approx(parts[1][1].item())
     for part, literal in parts:
         found, wanted = (torch.autograd.grad(x, list(part.parameters()), retain_graph=True) for x in (loss, literal))
@@ -125,6 +133,36 @@ def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(name):
 
     for x, a, b in zip(gradient(None, whole), *(gradient(half, batch) for batch in halves), strict=True):
         torch.testing.assert_close((a + b) / 2, x, rtol=1e-5, atol=1e-7)
+
+
+def test_targets_of_td3_are_values_of_actions_around_the_policys():
+    algo, _, batch, (net, target_net) = a_case("td3", 8)
+    for noise, clip in ((0.2, 0.5), (1e3, 0.1)):
+        torch.manual_seed(3)
+        found = algo.bootstrap_values(replace(ARGS, target_noise=noise, target_noise_clip=clip), net, target_net, batch)
+        torch.manual_seed(3)
+        best = target_net(batch.next_obs)[0]
+        shift = (noise * torch.randn(8, 2)).clamp(-clip, clip)
+        assert (shift.abs() == clip).all() == (noise == 1e3)
+        inputs = torch.cat([batch.next_obs, (best + shift).clamp(-1, 1)], dim=1)
+        values = torch.cat([target_net.critic(inputs), target_net.twin(inputs)], dim=1)
+        assert found[:, 0].tolist() == pytest.approx(values.min(dim=1).values.tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "delay", "learns"), [("td3", 2, [0, 1, 0, 1]), ("td3", 3, [0, 0, 1, 0]), ("ddpg", 2, [1] * 4)]
+)
+def test_the_policy_learns_with_every_second_update_of_td3s_critics(name, delay, learns):
+    _, _, batch, nets = a_case(name)
+    learner, found = a_learner(name, nets, policy_delay=delay), []
+    for learner.updates in range(4):
+        parts = [*learner.net.critics(), learner.net.actor]
+        before = [[p.clone() for p in part.parameters()] for part in parts]
+        train_apex.learn(learner.args, learner, batch)
+        same = [all(map(torch.equal, old, part.parameters())) for old, part in zip(before, parts, strict=True)]
+        assert not any(same[:-1])
+        found.append(not same[-1])
+    assert found == learns
 
 
 @BOTH
@@ -273,6 +311,7 @@ SPEC_OF_Q = {
     "two layers": ("dqn", NetSpec(hidden=(8, 5)), [(8, 3), (5, 8), (1, 5), (5, 8), (4, 5)]),
     "one layer": ("dqn", NetSpec(hidden=(8,)), [(8, 3), (1, 8), (4, 8)]),
     "ddpg": ("ddpg", NetSpec(hidden=(8, 5)), [(8, 3), (5, 8), (2, 5), (8, 5), (5, 8), (1, 5)]),
+    "td3": ("td3", NetSpec(hidden=(8,)), [(8, 3), (2, 8), (8, 5), (1, 8), (8, 5), (1, 8)]),
     "no units": ("ddpg", NetSpec(hidden=(8, 0)), "hidden=8 0: a layer needs 1 or more units"),
     "a net for images": ("dqn", NetSpec("deep"), r"net=deep: observations are of shape \(3,\), it needs images"),
     "a net of dqn's": ("ddpg", NetSpec("a3c"), "net=a3c: --algo ddpg has a net of its own"),
@@ -284,7 +323,7 @@ SPEC_OF_Q = {
 
 @pytest.mark.parametrize(("name", "spec", "expected"), SPEC_OF_Q.values(), ids=SPEC_OF_Q)
 def test_a_q_net_has_the_layers_that_flags_give_it_or_is_refused(name, spec, expected):
-    spaces = VECTOR, TORQUE if name == "ddpg" else Discrete(4)
+    spaces = VECTOR, Discrete(4) if name == "dqn" else TORQUE
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
             train_apex.ALGORITHMS[name].make_net(*spaces, spec)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from envs import Env
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
-from harness import ALL_CHAPTERS, APEX_DDPG, APEX_DQN, CONTINUOUS, EVERY_ONE_OF_ALL, IMPALA, POPULATION_PPO, RAY_DQN
+from harness import ALL_CHAPTERS, APEX_DQN, CONTINUOUS, EVERY_ONE_OF_ALL, IMPALA, POPULATION_PPO, RAY_DQN
 
 import play
 import plot
@@ -47,8 +47,8 @@ def each_chapter(chapters=ALL):
 
 
 def flags_of(chapter):
-    if chapter is APEX_DDPG:
-        return ["--algo", "ddpg", "--env-id", "Pendulum-v1"]
+    if chapter in CONTINUOUS:
+        return ["--algo", chapter.algorithm.removeprefix("apex_"), "--env-id", "Pendulum-v1"]
     if chapter is POPULATION_PPO:
         return ["--algo", "ppo"]
     return ["--algo", "dqn"] if chapter in (APEX_DQN, RAY_DQN) else []
@@ -153,6 +153,8 @@ a3c_data | --batch-size 1e6 | batch-size=1000000: a rollout has only 32 * 8
 a3c_data | HUGE | GiB is free; lower --num-actors, --num-envs
 impala | HUGE --replay-proportion 0 | GiB is free; lower --num-actors, --num-envs
 apex_dqn | --net deep | net=deep: observations are of shape (4,), it needs images
+apex_ddpg | --policy-delay 3 | policy-delay=3: --algo=ddpg does not use it; add --algo td3
+apex_td3 | --epsilon 0.3 | epsilon=0.3: --algo=td3 does not use it; add --algo dqn
 apex_ddpg | --num-quantiles 5 | num-quantiles=5: --algo=ddpg does not use it
 apex_dqn | --replay-size 1e12 | GiB is free; lower --replay-size
 ray_dqn | --replay-size 1e12 | GiB is free; lower --replay-size

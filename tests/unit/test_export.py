@@ -12,7 +12,7 @@ from envs import Env
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatten
 from harness import ROOT, files_no_longer_than
 
-from a3c_mp.algorithms import ddpg, dqn
+from a3c_mp.algorithms import ddpg, dqn, td3
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import DEFAULT_NET, NetSpec, make_actor_critic
 from a3c_mp.run.banner import net_name
@@ -49,6 +49,7 @@ CASES = [
     pytest.param(lambda: make_actor_critic(VECTOR, SWITCHES), VECTOR, SWITCHES, id="switches", marks=slow),
     pytest.param(lambda: dqn.make_net(VECTOR, CHOICE, NetSpec(num_quantiles=5)), VECTOR, CHOICE, id="DQN", marks=slow),
     pytest.param(lambda: ddpg.make_net(VECTOR, FORCE), VECTOR, FORCE, id="DDPG", marks=slow),
+    pytest.param(lambda: td3.make_net(VECTOR, FORCE), VECTOR, FORCE, id="TD3", marks=slow),
 ]
 
 

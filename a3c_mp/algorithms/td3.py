@@ -1,0 +1,35 @@
+"""TD3 (Fujimoto et al. 2018): DDPG with two critics, smoothed targets, and a policy that learns in every other update.
+
+A module of the same functions as `ddpg`. The policy follows the first critic, whose errors are the priorities, too.
+"""
+
+import gymnasium
+import torch
+from torch import Tensor
+
+from a3c_mp.algorithms import ddpg
+from a3c_mp.algorithms.apex_settings import Args
+from a3c_mp.algorithms.ddpg import ACTIONS, Policy, make_optimizer, make_policy, policy_loss, q_values, stored
+from a3c_mp.nets.build import DEFAULT_NET, NetSpec
+from a3c_mp.nets.q_values import DDPGNet, TD3Net
+from a3c_mp.replay import Batch
+
+__all__ = ["ACTIONS", "Policy", "make_optimizer", "make_policy", "policy_loss", "q_values", "stored"]
+
+
+def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET) -> DDPGNet:
+    """Make actor and critics. Raises ConfigError as `ddpg.make_net`."""
+    return ddpg.make_net(obs_space, action_space, spec, TD3Net)
+
+
+@torch.no_grad()
+def bootstrap_values(args: Args, net: DDPGNet, target_net: DDPGNet, batch: Batch) -> Tensor:
+    """Return min_i Q_target,i(s', mu_target(s') + noise) [N, 1] float32 (Fujimoto et al. 2018, equations 10 and 14).
+
+    The noise is normal and clipped, so that a value is that of actions around the target policy's; s' is m <= n steps
+    later.
+    """
+    best = target_net(batch.next_obs)[0]
+    noise = (args.target_noise * torch.randn_like(best)).clamp(-args.target_noise_clip, args.target_noise_clip)
+    first, second = target_net.qs(batch.next_obs, (best + noise).clamp(-1.0, 1.0))
+    return torch.minimum(first, second).float()[:, None]
