@@ -40,19 +40,26 @@ def actor(channel: Any, args: Any) -> Callable[..., int]:
     return TransitionCollector(args, env, net, algo.Policy, channel).fill
 
 
-def loss(
-    args: Any, net: Any, target_net: Any, batch: Batch, importance: Tensor, with_policy: bool = True
+def critic_loss(
+    args: Any, net: Any, target_net: Any, batch: Batch, importance: Tensor
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Compute (loss, metrics) of n-step transitions (Horgan et al. 2018); importance weights [N]."""
+    """Compute (loss, metrics) of the values of n-step transitions (Horgan et al. 2018); importance weights [N]."""
     algo = ALGORITHMS[args.algo]
     bootstrap = algo.bootstrap_values(args, net, target_net, batch)  # [N, K] quantiles
     target = net.reward_scale * batch.reward[:, None] + batch.discount[:, None] * bootstrap
     q, *others = algo.q_values(net, batch)  # [N, K] of each critic: td3 has two
-    value_loss = sum(quantile_huber(each, target, importance, args.error_width) for each in (q, *others))
+    losses = [quantile_huber(each, target, importance, args.error_width) for each in (q, *others)]
+    value_loss = sum(losses[1:], losses[0])
     td_error = (target - q).mean(dim=1)  # of the expected returns
-    policy_loss, metrics = algo.policy_loss(net, batch) if with_policy else (0.0, {})  # 0 for dqn
-    metrics |= {"values/q": q, "values/target": target, "values/td_error": td_error.detach().abs()}
-    return value_loss + policy_loss, metrics | {"losses/value": value_loss}
+    metrics = {"values/q": q, "values/target": target, "values/td_error": td_error.detach().abs()}
+    return value_loss, metrics | {"losses/value": value_loss}
+
+
+def loss(args: Any, net: Any, target_net: Any, batch: Batch, importance: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """Compute (loss, metrics) of values and policy."""
+    value_loss, metrics = critic_loss(args, net, target_net, batch, importance)
+    policy_loss, more = ALGORITHMS[args.algo].policy_loss(net, batch)  # ddpg's and td3's; 0 for dqn
+    return value_loss + policy_loss, metrics | more
 
 
 def learn(args: Any, learner: Learner, batch: Batch) -> None:
@@ -62,8 +69,11 @@ def learn(args: Any, learner: Learner, batch: Batch) -> None:
     # Weights are relative to the largest one of all learners, that of the smallest probability.
     smallest = learner.group.all_gather(batch.probability.min()[None]).min()
     importance = importance_weights(batch.probability, exponent, smallest)
-    with_policy = (learner.updates + 1) % args.policy_period == 0
-    if metrics := gradient_step(args, learner, loss, target_net, batch, importance, with_policy):
+    if args.algo == "td3":
+        batch = td3.with_noise(batch, learner.rng)
+    learns_policy = (learner.updates + 1) % args.policy_period == 0  # td3's in every second update
+    step_loss = loss if learns_policy else critic_loss
+    if metrics := gradient_step(args, learner, step_loss, target_net, batch, importance):
         if learner.updates % args.target_period == 0:
             move_target(target_net, learner.net, args.target_rate)
         errors = metrics["values/td_error"].cpu()

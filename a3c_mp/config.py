@@ -52,7 +52,8 @@ class CommonArgs:
     games_explore = False  # whether all games of the mean return have exploration that the trained policy has not
     has_fitness = False  # whether games that evaluate each generation are what counts, not those of training
     evaluates_elsewhere = False  # whether the chapter has an evaluator of its own
-    continuous: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for environments with continuous actions
+    continuous: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for environments with continuous actions;
+    # `continuous_NAME` takes its place with `--algo NAME`
     vectors: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for others whose observations are vectors
     images: ClassVar[Mapping[str, Any]] = {}  # defaults for Atari, under its presets, and without a preset for images
     fixed: ClassVar[tuple[str, ...]] = ("normalize_obs",)  # what a resumed run cannot change: its nets depend on it

@@ -52,13 +52,14 @@ class Peer(NamedTuple):
 PEERS = {
     "sb3_a2c": Peer("sb3", ("--algo", "a2c")),
     "sb3_ppo": Peer("sb3", ("--algo", "ppo")),
+    "sb3_td3": Peer("sb3", ("--algo", "td3")),
     "cleanrl_ppo": Peer("sb3", ("--algo", "ppo", "--cleanrl")),
     "sample_factory": Peer("sample_factory"),
     "rl_games": Peer("rl_games"),
     "rllib": Peer("rllib"),
     "agilerl": Peer("agilerl"),
 }
-CONTINUOUS = ("Pendulum-v1", "MountainCarContinuous-v0")
+CONTINUOUS = ("Pendulum-v1", "MountainCarContinuous-v0", "HalfCheetah-v5", "Hopper-v5")
 """environments besides Atari, with settings in run_sb3.py"""
 EVOLUTION = "LunarLander-v3"
 """that of run_agilerl.py, where the mean return is that of 100 new games, of chapter 6, too"""
@@ -72,7 +73,7 @@ class Args:
     rows: tuple[str, ...] = ("a3c_data", "sb3_a2c", "sb3_ppo", "sample_factory", "rl_games", "rllib")
     """libraries and chapters; a chapter may have flags after its name, without dashes"""
     env_id: str = "PongNoFrameskip-v4"
-    """Atari id with frame skip 1; SB3: also Pendulum-v1 and MountainCarContinuous-v0; AgileRL: LunarLander-v3 alone"""
+    """Atari id with frame skip 1; SB3: also those of `CONTINUOUS`; AgileRL: LunarLander-v3 alone"""
     seconds: Annotated[float, Between(1)] = 120.0
     """how long each runs at most, starting up included; its rate is that of the second half (s)"""
     stop_return: float | None = None

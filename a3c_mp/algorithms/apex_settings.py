@@ -15,10 +15,10 @@ CONTINUOUS: dict[str, Any] = {
     "replay_size": 100_000, "learning_starts": 1_000, "replay_ratio": 16.0, "batch_size": 128,
     "learning_rate": 1e-3, "policy_learning_rate": 1e-3, "adam_eps": 1e-8, "target_period": 1, "target_rate": 0.01,
 }  # fmt: skip
-MUJOCO: dict[str, Any] = {
+TD3: dict[str, Any] = {
     **CONTINUOUS, "total_steps": 1_000_000, "algo": "td3",
     "replay_size": 1_000_000, "learning_starts": 8_000, "replay_ratio": 64.0, "batch_size": 256, "noise": 0.2,
-    "noise_exponent": 1.0, "learning_rate": 3e-4, "policy_learning_rate": 3e-4, "reward_scale": 0.1,
+    "noise_exponent": 1.0, "learning_rate": 3e-4, "policy_learning_rate": 3e-4,
     "target_period": 2, "target_rate": 0.005,
 }  # fmt: skip
 VECTORS: dict[str, Any] = {
@@ -66,13 +66,14 @@ class Args(ReplayArgs):
     """Settings of Ape-X: chapter 3."""
 
     chapter = "apex"
-    fixed = (*ReplayArgs.fixed, "optimizer", "net", "hidden", "num_quantiles")
+    fixed = (*ReplayArgs.fixed, "algo", "optimizer", "net", "hidden", "num_quantiles")
     continuous = CONTINUOUS
+    continuous_td3 = TD3
     vectors = VECTORS
 
     algo: Literal["dqn", "ddpg", "td3"] = "dqn"
-    """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous ones (their default);
-    td3: the same with two critics, smoothed targets and a delayed policy"""
+    """dqn: Q-learning for discrete actions; ddpg: deterministic policy gradients for continuous ones (default: of those
+    without a preset); td3: the same with two critics, smoothed targets and a delayed policy"""
     num_envs: Annotated[int, Between(1, 4096)] = 16
     """environments for each actor (B)"""
     block_length: Count = 4
@@ -102,7 +103,7 @@ class Args(ReplayArgs):
     target_noise_clip: NonNegative = 0.5
     """td3: this noise is clipped to it"""
     policy_delay: Count = 2
-    """td3: updates of the critics between two of the policy"""
+    """td3: updates of the critics for each one of the policy"""
     learning_rate: NonNegative = 2.5e-4
     """learning rate; in ddpg and td3 that of the critics"""
     policy_learning_rate: NonNegative = 1e-4
@@ -127,7 +128,7 @@ class Args(ReplayArgs):
 
     @property
     def policy_period(self) -> int:
-        """Updates between two of the policy."""
+        """Updates of the critic, or critics, for each one of the policy."""
         return self.policy_delay if self.algo == "td3" else 1
 
     @property
@@ -164,6 +165,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
     "Pendulum-v1": {**CONTINUOUS, "total_steps": 25_000, "stop_return": -200.0, "reward_scale": 0.1},
-    "HalfCheetah-v5": MUJOCO,
-    "Hopper-v5": MUJOCO,
+    "HalfCheetah-v5": {**TD3, "reward_scale": 0.1},
+    "Hopper-v5": {**TD3, "reward_scale": 0.1},
 }

@@ -1,7 +1,7 @@
 """Ape-X DPG (Horgan et al. 2018): DDPG for continuous actions, with exploration noise in the actors.
 
 Nets and replay use actions in [-1, 1]; environments get them scaled to their own bounds. A module of plain
-functions with the same names as in `dqn`; `--algo` picks one of the two.
+functions with the same names as in `dqn` and `td3`; `--algo` picks one of them.
 """
 
 from collections.abc import Mapping
@@ -35,11 +35,12 @@ def make_net(
 ) -> DDPGNet:  # fmt: skip
     """Make actor and critic. Raises ConfigError for image observations and for actions without bounds."""
     assert isinstance(action_space, Box), action_space
+    fix = "use train_a3c_data.py"
     if (shape := image_shape(obs_space)) is not None:
-        raise ConfigError("algo", net_class.algo, f"observations have images {shape}, it needs vectors", "use dqn")
+        raise ConfigError("algo", net_class.algo, f"observations have images {shape}, it needs vectors", fix)
     if not ActionScaling(action_space).is_bounded.all():
         why = f"the bounds of {action_space} are not finite, or too far apart"
-        raise ConfigError("algo", net_class.algo, why, "choose another --env-id")
+        raise ConfigError("algo", net_class.algo, why, fix)
     if spec.net != DEFAULT_NET.net:
         why = f"--algo {net_class.algo} has a net of its own"
         raise ConfigError("net", spec.net, why, "leave it out, or use --hidden")

@@ -2,7 +2,7 @@
 
 With `--num-quantiles` its net learns the distribution of returns, as QR-DQN (Dabney et al. 2018).
 
-A module of plain functions with the same names as in `ddpg`; `--algo` picks one of the two.
+A module of plain functions with the same names as in `ddpg` and `td3`; `--algo` picks one of them.
 """
 
 import math

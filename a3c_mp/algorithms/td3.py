@@ -3,6 +3,9 @@
 A module of the same functions as `ddpg`. The policy follows the first critic, whose errors are the priorities, too.
 """
 
+from collections import namedtuple
+from typing import Any
+
 import gymnasium
 import torch
 from torch import Tensor
@@ -14,6 +17,8 @@ from a3c_mp.nets.build import DEFAULT_NET, NetSpec
 from a3c_mp.nets.q_values import DDPGNet, TD3Net
 from a3c_mp.replay import Batch
 
+NoisyBatch = namedtuple("NoisyBatch", [*Batch._fields, "noise"])  # type: ignore[misc]
+"""a `Batch`, and standard normal numbers [N, *action_shape]"""
 __all__ = ["ACTIONS", "Policy", "make_optimizer", "make_policy", "policy_loss", "q_values", "stored"]
 
 
@@ -22,14 +27,20 @@ def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: Ne
     return ddpg.make_net(obs_space, action_space, spec, TD3Net)
 
 
+def with_noise(batch: Batch, rng: torch.Generator) -> Any:
+    """A batch with the noise of its targets, drawn here: in a CUDA graph it would not be that of a resumed run."""
+    noise = torch.randn(batch.action.shape, generator=rng).to(batch.action.device)
+    return NoisyBatch(*batch, noise)  # type: ignore[call-arg]
+
+
 @torch.no_grad()
-def bootstrap_values(args: Args, net: DDPGNet, target_net: DDPGNet, batch: Batch) -> Tensor:
+def bootstrap_values(args: Args, net: DDPGNet, target_net: DDPGNet, batch: Any) -> Tensor:
     """Return min_i Q_target,i(s', mu_target(s') + noise) [N, 1] float32 (Fujimoto et al. 2018, equations 10 and 14).
 
-    The noise is normal and clipped, so that a value is that of actions around the target policy's; s' is m <= n steps
-    later.
+    A `NoisyBatch`'s noise is scaled and clipped, so that a value is that of actions around the target policy's; s' is
+    m <= n steps later.
     """
     best = target_net(batch.next_obs)[0]
-    noise = (args.target_noise * torch.randn_like(best)).clamp(-args.target_noise_clip, args.target_noise_clip)
+    noise = (args.target_noise * batch.noise).clamp(-args.target_noise_clip, args.target_noise_clip)
     first, second = target_net.qs(batch.next_obs, (best + noise).clamp(-1.0, 1.0))
     return torch.minimum(first, second).float()[:, None]

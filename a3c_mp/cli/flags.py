@@ -43,10 +43,14 @@ OTHER_NAMES = {
     "replay-size": "buffer-size memory-size",
     "replay-ratio": "train-frequency train-freq gradient-steps",
     "target-rate": "tau polyak",
-    "target-period": "target-network-frequency target-update-interval target-update-freq policy-frequency",
+    "target-period": "target-network-frequency target-update-interval target-update-freq",
+    "policy-delay": "policy-frequency policy-freq",
+    "target-noise": "policy-noise target-policy-noise",
+    "target-noise-clip": "noise-clip",
     "genes": "learning-rate-range batch-size-range learn-every-range",
     "epsilon": "start-e end-e exploration-fraction exploration-final-eps",
     "noise": "exploration-noise action-noise",
+    "noise-memory": "ou-noise ornstein-uhlenbeck",
 }
 """flag here -> its names in CleanRL, SB3, RLlib, Sample Factory and others, and in older versions"""
 
@@ -79,8 +83,8 @@ RULES = (
     Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
     Rule("adam-eps", "optimizer", lambda optimizer: optimizer == "adam", "use --rmsprop-eps", beside="rmsprop_eps"),
     Rule("epsilon ladder-exponent net num-quantiles", "algo", lambda algo: algo not in CONTINUOUS, "add --algo dqn"),
-    Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", CONTINUOUS.__contains__, "use ddpg"),
-    Rule("target-noise target-noise-clip policy-delay", "algo", lambda algo: algo == "td3", "add --algo td3"),
+    Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", CONTINUOUS.__contains__, "use ddpg or td3"),
+    Rule("target-noise target-noise-clip policy-delay", "algo", lambda algo: algo == "td3", "use td3 (chapter 3)"),
     Rule("repeat-fraction", "update_epochs", lambda epochs: epochs > 1, "raise --update-epochs"),
     Rule("entropy-steps", "entropy_coef_end", lambda end: end is not None, "add --entropy-coef-end"),
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),

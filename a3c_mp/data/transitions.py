@@ -19,7 +19,7 @@ from a3c_mp.wrappers import GuardedEnvs
 class TransitionCollector:
     """Transition collector: steps B environments for a block at a time and writes transitions to the replay.
 
-    `env` is from `make_envs`, `make_policy` makes the exploration policy: `dqn.Policy` or `ddpg.Policy`.
+    `env` is from `make_envs`, `make_policy` makes the exploration policy: `dqn.Policy` or `ddpg.Policy`, also td3's.
     """
 
     def __init__(self, args: Any, env: GuardedEnvs, net: nn.Module, make_policy: Callable[..., Any], channel: Any):

@@ -122,6 +122,7 @@ class DDPGNet(nn.Module):
         return [critic(inputs).squeeze(-1) for critic in self.critics()[:num_critics]]
 
     def critics(self) -> list[nn.Module]:
+        """All nets of action values; the policy follows the first."""
         return [self.critic]
 
 

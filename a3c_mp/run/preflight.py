@@ -242,7 +242,7 @@ def _check_actions(space: gymnasium.Space, kinds: type[gymnasium.Space] | UnionT
     names = [kind.__name__ for kind in typing.get_args(kinds) or (kinds,)]
     needed = ", ".join(f"{name} of floating-point numbers" if name == "Box" else name for name in names)
     fix = "give --wrapper module:Class, a gymnasium.ActionWrapper of your own"
-    if kinds in (Discrete, Box):
+    if kinds in (Discrete, Box) and (is_float or isinstance(space, Discrete)):
         fix = "choose another, or another --algo"
         fix += ", or --wrapper gymnasium.wrappers:DiscretizeAction,bins=5" if is_float else ""
     raise ConfigError("env-id", env_id, f"its actions are {space}, this needs {needed}", fix)

@@ -1,6 +1,7 @@
-"""Stable-Baselines3's A2C or PPO on Atari or with continuous actions: prints points of its curve, see points.py.
+"""Stable-Baselines3's A2C, PPO or TD3 on Atari or with continuous actions: prints points of its curve, see points.py.
 
-Settings are those of its zoo (for Pendulum-v1 its A2C settings of Pendulum-v0), or those of CleanRL's ppo_atari.py:
+Settings are those of its zoo (for Pendulum-v1 its A2C settings of Pendulum-v0; of MuJoCo's newest versions those of
+older ones, TD3 without a feature for the time), or those of CleanRL's ppo_atari.py:
 of the zoo's they differ in a clip range that does not fall, in clipped values, and in half the weight of their loss.
 """
 
@@ -11,11 +12,13 @@ from typing import Any, NamedTuple
 
 import ale_py
 import gymnasium
+import numpy as np
 import torch
 from points import STEPS, Points, parser
-from stable_baselines3 import A2C, PPO
+from stable_baselines3 import A2C, PPO, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
@@ -54,6 +57,12 @@ class ZooSettings(NamedTuple):
     settings: dict[str, Any]
 
 
+WIDE: dict[str, Any] = {
+    "policy_kwargs": {
+        "log_std_init": -2, "ortho_init": False, "activation_fn": torch.nn.ReLU,
+        "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+    },
+}  # fmt: skip
 CONTINUOUS = {
     ("a2c", "Pendulum-v1"): ZooSettings(8, True, {
         "n_steps": 8, "gamma": 0.99, "gae_lambda": 0.9, "learning_rate": fall_from(7e-4, 1_000_000),
@@ -73,6 +82,15 @@ CONTINUOUS = {
         "ent_coef": 0.00429, "clip_range": 0.1, "n_epochs": 10, "max_grad_norm": 5, "vf_coef": 0.19,
         "use_sde": True, "policy_kwargs": {"log_std_init": -3.29, "ortho_init": False},
     }),
+    ("ppo", "HalfCheetah-v5"): ZooSettings(1, True, {
+        "n_steps": 512, "batch_size": 64, "gamma": 0.98, "gae_lambda": 0.92, "learning_rate": 2.0633e-5,
+        "ent_coef": 0.000401762, "clip_range": 0.1, "n_epochs": 20, "max_grad_norm": 0.8, "vf_coef": 0.58096, **WIDE,
+    }),
+    ("ppo", "Hopper-v5"): ZooSettings(1, True, {
+        "n_steps": 512, "batch_size": 32, "gamma": 0.999, "gae_lambda": 0.99, "learning_rate": 9.80828e-5,
+        "ent_coef": 0.00229519, "clip_range": 0.2, "n_epochs": 5, "max_grad_norm": 0.7, "vf_coef": 0.835671, **WIDE,
+    }),
+    **{("td3", f"{name}-v5"): ZooSettings(1, False, {"learning_starts": 10_000}) for name in ("HalfCheetah", "Hopper")},
 }  # fmt: skip
 
 
@@ -97,7 +115,7 @@ def make_env(args: Any, zoo: ZooSettings | None) -> VecEnv:
 
 def main() -> None:
     flags = parser(__doc__)
-    flags.add_argument("--algo", choices=("a2c", "ppo"), default="a2c")
+    flags.add_argument("--algo", choices=("a2c", "ppo", "td3"), default="a2c")
     flags.add_argument("--cleanrl", action="store_true", help="PPO on Atari with CleanRL's settings")
     args = flags.parse_args()
     torch.set_num_threads(args.threads)
@@ -106,7 +124,10 @@ def main() -> None:
         flags.error(f"there are no settings for {args.env_id}")
     settings = zoo.settings if zoo else settings_of(args)
     env = make_env(args, zoo)
-    algorithm = {"a2c": A2C, "ppo": PPO}[args.algo]
+    algorithm = {"a2c": A2C, "ppo": PPO, "td3": TD3}[args.algo]
+    if args.algo == "td3":
+        num_actions = env.action_space.shape[0]
+        settings["action_noise"] = NormalActionNoise(np.zeros(num_actions), np.full(num_actions, 0.1))
     model = algorithm("MlpPolicy" if zoo else "CnnPolicy", env, device="cpu", seed=args.seed, **settings)
     model.learn(total_timesteps=STEPS, callback=Curve(Points(args)))
     env.close()

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 import train_apex
-from a3c_mp.algorithms import apex, ddpg, dqn
+from a3c_mp.algorithms import apex, ddpg, dqn, td3
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.data.transitions import TransitionCollector, block_spec
@@ -48,6 +48,10 @@ def a_case(name, num=N, num_quantiles=1):
     return algo, space, batch, (nets[0], nets[1].requires_grad_(False))
 
 
+def as_learned(name, batch):
+    return td3.with_noise(batch, torch.Generator()) if name == "td3" else batch
+
+
 BOTH = pytest.mark.parametrize("name", train_apex.ALGORITHMS)
 
 
@@ -69,7 +73,7 @@ def test_the_loss_is_that_of_each_transition_alone_and_has_no_gradient_through_t
     _, _, batch, (net, target_net) = a_case(name, num_quantiles=num_quantiles)
     weights = torch.linspace(0.1, 1.0, N)
     net.reward_scale.fill_(2.0)
-    loss, metrics = train_apex.loss(replace(ARGS, algo=name), net, target_net, batch, weights)
+    loss, metrics = train_apex.loss(replace(ARGS, algo=name), net, target_net, as_learned(name, batch), weights)
     errors, second = [], []
     for i in range(N):
         (obs, next_obs), action = (field[i : i + 1] for field in (batch.obs, batch.next_obs)), batch.action[i : i + 1]
@@ -108,6 +112,7 @@ def a_learner(name, nets, group=None, **settings):
     )
     learner = SimpleNamespace(
         args=args, net=nets[0], optimizer=train_apex.ALGORITHMS[name].make_optimizer(args, nets[0]), updates=1,
+        rng=torch.Generator(),
         setup=SimpleNamespace(replay=replay, target_net=nets[1]), priorities=priorities, group=group or LearnerGroup(),
         steps=args.total_steps // 4, record_update=lambda metrics: None, _graph_step=None,
         gradient_filter=SimpleNamespace(check=lambda value, source, what: bool(value.isfinite())),
@@ -137,12 +142,11 @@ def test_with_two_learners_the_gradient_is_that_of_one_over_both_batches(name):
 
 def test_targets_of_td3_are_values_of_actions_around_the_policys():
     algo, _, batch, (net, target_net) = a_case("td3", 8)
+    batch = as_learned("td3", batch)
     for noise, clip in ((0.2, 0.5), (1e3, 0.1)):
-        torch.manual_seed(3)
         found = algo.bootstrap_values(replace(ARGS, target_noise=noise, target_noise_clip=clip), net, target_net, batch)
-        torch.manual_seed(3)
         best = target_net(batch.next_obs)[0]
-        shift = (noise * torch.randn(8, 2)).clamp(-clip, clip)
+        shift = (noise * torch.randn(8, 2, generator=torch.Generator())).clamp(-clip, clip)
         assert (shift.abs() == clip).all() == (noise == 1e3)
         inputs = torch.cat([batch.next_obs, (best + shift).clamp(-1, 1)], dim=1)
         values = torch.cat([target_net.critic(inputs), target_net.twin(inputs)], dim=1)
@@ -175,7 +179,7 @@ def test_a_step_anneals_the_importance_exponent_and_makes_priorities_of_td_error
         return importance_weights(probability, exponent, smallest)
 
     monkeypatch.setattr(train_apex, "importance_weights", recording)
-    _, metrics = train_apex.loss(learner.args, *nets, batch, torch.ones(N))
+    _, metrics = train_apex.loss(learner.args, *nets, as_learned(name, batch), torch.ones(N))
     train_apex.learn(learner.args, learner, batch)
     assert exponents == [pytest.approx(0.4 + 0.6 / 4)]
     expected = dict(zip(range(50, 57), metrics["values/td_error"].tolist(), strict=True))

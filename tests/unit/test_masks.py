@@ -147,7 +147,7 @@ def test_double_q_chooses_among_the_allowed_actions():
     batch = Batch(q, zeros.long(), zeros, zeros + 1, q, mask, zeros.double() + 1, zeros.long())
     target_net = SimpleNamespace(of_inputs=lambda inputs: torch.stack([10 * inputs, 11 * inputs], dim=2))
     net = SimpleNamespace(norm=SimpleNamespace(convert=lambda obs: obs), of_inputs=lambda inputs: inputs[..., None])
-    found = dqn.bootstrap_values(net, target_net, batch)
+    found = dqn.bootstrap_values(None, net, target_net, batch)
     assert found.tolist() == [[50.0, 55.0], [20.0, 22.0]]
 
 

@@ -87,6 +87,7 @@ WAITS = {
     "obs_stats.ImageStats.update.<locals>.<dictcomp>": {"load": 1},
     "graph_step.GraphStep.settle": {"load": 1},
     "train_apex.learn": {"update": 1},
+    "td3.with_noise": {"update": 1},  # drawn on the CPU, as a resumed run draws the same
     "gradients.MeanGradient.add": {"update": 2},  # one for each gradient in a step
     "gradients.GradientSetup._accept": {"update": 4},
     "parameters.Publisher._share": {"update": 1},
