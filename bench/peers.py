@@ -59,8 +59,11 @@ PEERS = {
     "rllib": Peer("rllib"),
     "agilerl": Peer("agilerl"),
 }
-CONTINUOUS = ("Pendulum-v1", "MountainCarContinuous-v0", "HalfCheetah-v5", "Hopper-v5")
-"""environments besides Atari, with settings in run_sb3.py"""
+CONTINUOUS = {
+    **dict.fromkeys(("Pendulum-v1", "MountainCarContinuous-v0"), ("sb3_a2c", "sb3_ppo")),
+    **dict.fromkeys(("HalfCheetah-v5", "Hopper-v5"), ("sb3_ppo", "sb3_td3")),
+}
+"""environments besides Atari -> rows with settings in run_sb3.py"""
 EVOLUTION = "LunarLander-v3"
 """that of run_agilerl.py, where the mean return is that of 100 new games, of chapter 6, too"""
 WITHOUT_LIVES = ("PongNoFrameskip-v4", "BoxingNoFrameskip-v4", "FreewayNoFrameskip-v4")
@@ -73,7 +76,7 @@ class Args:
     rows: tuple[str, ...] = ("a3c_data", "sb3_a2c", "sb3_ppo", "sample_factory", "rl_games", "rllib")
     """libraries and chapters; a chapter may have flags after its name, without dashes"""
     env_id: str = "PongNoFrameskip-v4"
-    """Atari id with frame skip 1; SB3: also those of `CONTINUOUS`; AgileRL: LunarLander-v3 alone"""
+    """Atari id with frame skip 1; SB3: also some with continuous actions; AgileRL: LunarLander-v3 alone"""
     seconds: Annotated[float, Between(1)] = 120.0
     """how long each runs at most, starting up included; its rate is that of the second half (s)"""
     stop_return: float | None = None
@@ -225,8 +228,12 @@ def check(args: Args, peers: dict[str, Peer]) -> None:
     for name, peer in peers.items():
         if (peer.environment == "agilerl") != (args.env_id == EVOLUTION):
             raise ConfigError("rows", name, f"it has no settings for {args.env_id}", f"{EVOLUTION} is AgileRL's alone")
-        if args.env_id in CONTINUOUS and peer.environment != "sb3":
-            raise ConfigError("rows", name, "it is run on Atari only", "leave it out")
+        if args.env_id not in (*CONTINUOUS, EVOLUTION) and name == "sb3_td3":
+            own = [env_id for env_id, rows in CONTINUOUS.items() if name in rows]
+            raise ConfigError("rows", name, "its actions are continuous", f"choose --env-id {' or '.join(own)}")
+        if name not in (rows := CONTINUOUS.get(args.env_id, (name,))):
+            why = f"it has no settings for {args.env_id}"
+            raise ConfigError("rows", name, why, f"of the other libraries choose {' or '.join(rows)}")
         by_life = peer.environment in ("rl_games", "rllib") and args.env_id not in WITHOUT_LIVES
         if by_life and args.stop_return is not None:
             why = "in games with lives, what it reports as a return is that of one life"

@@ -237,12 +237,14 @@ def show_replay(run: Any, args: Args, limiter: RateLimiter, size: Callable[[], i
 
     Log it if a resumed run has to fill its replay again, and `why` a deterministic one then ends differently.
     """
-    updates = int(args.replay_ratio * (args.total_steps - args.learning_starts) / args.batch_size / args.num_learners)
-    if updates > 0 and (args.target_rate == 0 or updates < args.target_period):
+    missing = args.learning_starts - (size() if args.resume else 0)
+    steps = args.total_steps - run.steps - max(missing, 0)
+    updates = int(args.replay_ratio * steps / args.batch_size / args.num_learners)
+    if updates > 0 and not args.resume and (args.target_rate == 0 or updates < args.target_period):
         fix = "lower --target-period" if args.target_rate else "raise --target-rate"
         run.log.warning(f"the target net stays as it is in all {updates:,} updates: {fix}")
     if updates <= 0:
-        run.log.warning("the run ends before the first update: lower --learning-starts, or raise --total-steps")
+        run.log.warning("the run ends before its next update: lower --learning-starts, or raise --total-steps")
     run.metrics.phase = lambda: "" if limiter.has_started else f"collecting {size():,}/{args.learning_starts:,}"
     if args.resume and not size():
         run.log.info(f"the replay is empty: learning starts once it holds {args.learning_starts:,} transitions")

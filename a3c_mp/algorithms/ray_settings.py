@@ -51,6 +51,8 @@ class RayArgs:
 class ImpalaArgs(RayArgs, impala.Args):
     """Settings of IMPALA on Ray."""
 
+    fixed = (*impala.Args.fixed, "algo")
+
     algo: Literal["impala", "dqn"] = "impala"
     """impala: actors send unrolls to the trainer; dqn: actors fill replay shards"""
 

@@ -44,7 +44,7 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
             given["env_id"] = _whole_id(given["env_id"], own | given)
     else:
         env_id = _whole_id(given.pop("env_id", make.env_id), given)
-        defaults = defaults_for(args_class, env_id, presets, given.get("algo"))
+        defaults = defaults_for(args_class, env_id, presets, given.get("algo", getattr(make, "algo", None)))
         if unknown := sorted(defaults.keys() - _fields(args_class)):
             raise ConfigError(flag_name(unknown[0]), "", f"a preset of {env_id} sets it, and there is no such setting")
         default = make(**{**defaults, "env_id": env_id})
@@ -158,7 +158,7 @@ def _whole_id(env_id: str, settings: Mapping[str, Any]) -> str:
 
 
 def defaults_for(args_class: Any, env_id: str, presets: Presets, algo: str | None = None) -> dict[str, Any]:
-    """The settings that an environment changes, with the algorithm that the command line gives.
+    """The settings that an environment changes, with `algo`.
 
     A default in the class body of a chapter holds for all environments. Presets, and the library's settings for a kind
     of environment, change the fields that the class inherits; what changes the others stands in the body as well:
@@ -189,11 +189,7 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets, algo: str | Non
         pass
     module = args_class.__module__
     own = vars(args_class) if module.startswith("a3c_mp.chapters.") or not module.startswith("a3c_mp.") else {}
-    layers = [
-        ("", found),
-        *((kind, _settings_for(args_class, kind, algo)) for kind in kinds),
-        ("", presets.get(name, {})),
-    ]
+    layers = [("", found), *(_layer(args_class, kind, algo) for kind in kinds), ("", presets.get(name, {}))]
     layers.append(("changes", getattr(args_class, "changes", {}).get(name, {})))
     settings: dict[str, Any] = {}
     for where, layer in layers:
@@ -205,8 +201,11 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets, algo: str | Non
     return settings
 
 
-def _settings_for(args_class: Any, kind: str, algo: str | None) -> Mapping[str, Any]:
-    return getattr(args_class, f"{kind}_{algo}", getattr(args_class, kind))
+def _layer(args_class: Any, kind: str, algo: str | None) -> tuple[str, Mapping[str, Any]]:
+    """The class attribute for a kind of environment, with this algorithm if there is one, and its value."""
+    names = [(name, cls) for cls in args_class.__mro__ for name in (f"{kind}_{algo}", kind) if name in vars(cls)]
+    name, cls = names[0]
+    return name, vars(cls)[name]
 
 
 def _kinds(obs_space: Any, action_space: Any) -> tuple[bool, bool]:

@@ -69,11 +69,10 @@ def usage_of(env_id: str, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasi
     obs["normalization"] = "in the file"
     if isinstance(actions, Box):
         action = array_of(actions.dtype, actions.shape)
-        action["meaning"] = "center + half * (means of output), clipped to low and high: as the environment takes it"
+        action["meaning"] = "center + half * (means of output, flat), clipped to low and high, in this shape"
         for name in ("center", "half", "low", "high"):  # JSON has no infinity
-            numbers = getattr(ActionScaling(actions), name).astype(object)
-            numbers[~np.isfinite(numbers.astype(float))] = None
-            action[name] = numbers.tolist()
+            numbers = getattr(ActionScaling(actions), name).ravel().tolist()
+            action[name] = [number if math.isfinite(number) else None for number in numbers]
         output["meaning"] = "means, then logs of deviations" if is_policy else "means, from -1 to 1"
         output |= {"mean_limit": net.head.mean_limit} if isinstance(net, ActorCritic) else {}
     else:

@@ -81,7 +81,7 @@ SIGNS: dict[str, Sign] = {
     "still": Sign(
         lambda look: look.stands_still and look.share >= LATE and look.steps >= look.least[1],
         lambda look: f"the mean return of {short_return(look.window.mean)} is no better than that of the first games",
-        "compare it with `play.py --random`; ddpg, td3: explore in longer stretches (--noise-memory 0.9)",
+        "compare it with `play.py --random`",
     ),
 }
 """name -> sign"""

@@ -4,6 +4,7 @@ import copy
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -275,6 +276,20 @@ def test_the_log_says_that_games_with_exploration_decide_when_the_run_ends(name,
     assert ("(the mean return of games with exploration" in log) is not greedy
     goal = first_lines(replace(args, eval_every=100, stop_eval_return=5.0), a_case(name)[3][0])
     assert not any("--eval-every N" in line for line in goal), "it is given"
+
+
+@pytest.mark.parametrize(
+    ("total", "steps", "held", "resumed", "warns"),
+    [(5000, 0, 0, False, 1), (8001, 0, 0, False, 0), (9000, 5000, 0, True, 1), (6000, 5900, 8000, True, 0)],
+)
+def test_a_run_that_ends_before_its_first_update_says_so_at_the_start(total, steps, held, resumed, warns):
+    args = replace(ARGS, total_steps=total, learning_starts=8000, replay_ratio=64.0, target_period=1)
+    args = replace(args, resume=Path("runs/r") if resumed else None)
+    said = []
+    log = SimpleNamespace(warning=said.append, info=lambda text: None)
+    run = SimpleNamespace(log=log, steps=steps, metrics=SimpleNamespace())
+    apex.show_replay(run, args, SimpleNamespace(has_started=False), lambda: held, "")
+    assert ["ends before its next update" in text for text in said] == [True] * warns
 
 
 # ---- what is written of steps, and sizes

@@ -153,7 +153,7 @@ a3c_data | --batch-size 1e6 | batch-size=1000000: a rollout has only 32 * 8
 a3c_data | HUGE | GiB is free; lower --num-actors, --num-envs
 impala | HUGE --replay-proportion 0 | GiB is free; lower --num-actors, --num-envs
 apex_dqn | --net deep | net=deep: observations are of shape (4,), it needs images
-apex_ddpg | --policy-delay 3 | policy-delay=3: --algo=ddpg does not use it; use td3 (chapter 3)
+apex_ddpg | --policy-delay 3 | policy-delay=3: --algo=ddpg does not use it; use --algo td3 (chapter 3)
 apex_td3 | --epsilon 0.3 | epsilon=0.3: --algo=td3 does not use it; add --algo dqn
 apex_ddpg | --num-quantiles 5 | num-quantiles=5: --algo=ddpg does not use it
 apex_dqn | --replay-size 1e12 | GiB is free; lower --replay-size
@@ -173,7 +173,7 @@ task | --standalone --hang-seconds 60 | hang-seconds=60.0: --standalone does not
 population_ppo | --num-envs 4 --unroll-length 4 --batch-size 17 | batch-size=17: a rollout has only 4 * 4 samples; lowe
 population_ppo | --genes n_step | genes=n_step: --returns=gae does not use it; add --returns nstep
 population_ppo | --learn-every 9 | learn-every=9: there is no such flag
-apex_dqn | --noise 0.1 | noise=0.1: --algo=dqn does not use it; use ddpg or td3
+apex_dqn | --noise 0.1 | noise=0.1: --algo=dqn does not use it; see --algo
 a3c_grad | --deterministic --slots-per-actor 2 | slots-per-actor=2: with --sync or --deterministic each actor waits for
 impala | --replay-proportion 0 --replay-size 9 | replay-size=9: --replay-proportion=0.0 does not use it; raise --replay
 a3c_grad | --sync --max-lag 3 | max-lag=3: with --sync or --deterministic each
@@ -316,7 +316,10 @@ PICTURES = {"observation_space": Box(0, 255, (40, 40, 3), np.uint8), "obs": np.z
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"action_space": Box(-np.inf, np.inf, (1,), np.float32)}, "are not finite"),
+        (
+            {"action_space": Box(-np.inf, np.inf, (1,), np.float32)},
+            "are not finite, or too far apart; use train_a3c_data",
+        ),
         (PICTURES, "algo=ddpg: observations have images (3, 40, 40), it needs vectors; use train_a3c_data.py"),
     ],
 )

@@ -150,6 +150,28 @@ def test_ape_x_has_settings_for_both_kinds_of_actions():
     assert not found[0].reward_clip
 
 
+def test_an_algorithm_has_defaults_of_its_own_for_a_kind_of_environment():
+    def found(args_class, *flags):
+        args = parse_args(args_class, {}, "", ["--env-id", "MountainCarContinuous-v0", *flags])
+        return args.algo, args.batch_size, args.target_period, args.n_step
+
+    @dataclass(frozen=True)
+    class Own(apex_settings.Args):
+        continuous = {"algo": "td3", "batch_size": 99}  # noqa: RUF012
+        n_step: int = 1
+
+    @dataclass(frozen=True)
+    class OwnTD3(apex_settings.Args):
+        continuous_td3 = {"n_step": 7}  # noqa: RUF012
+        n_step: int = 1
+
+    assert found(apex_settings.Args) == ("ddpg", 128, 1, 3)
+    assert found(apex_settings.Args, "--algo", "td3") == ("td3", 256, 2, 3)
+    assert found(Own, "--algo", "td3") == ("td3", 99, apex_settings.Args.target_period, 1)
+    assert found(OwnTD3, "--algo", "td3") == ("td3", apex_settings.Args.batch_size, apex_settings.Args.target_period, 7)
+    assert found(OwnTD3) == ("ddpg", 128, 1, 1)
+
+
 class Drawn(Env):
     """Images, with actions of either kind, as in CarRacing-v3 (which needs Box2D)."""
 
