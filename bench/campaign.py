@@ -75,6 +75,7 @@ ROWS = [
     solved("a3c_data", LANDER, 3, 3, "--total-steps=1_000_000 --reward-scale=0.1"),
     solved("population_ppo", LANDER, 5, 2),
     solved("a3c_data", BREAKOUT, 2, 60),
+    *(solved("a3c_data", game, 2, 6, "--play=30") for game in MUJOCO),
     *(solved("apex_td3", game, 2, 50, "--play=30") for game in MUJOCO),
     Row("games", "games-sticky", 10, games, "--sticky --like=Pong --seeds=3"),
     Row("games", "games-sticky-apex_dqn", 17, games,

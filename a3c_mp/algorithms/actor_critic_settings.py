@@ -18,6 +18,8 @@ CONTINUOUS: dict[str, Any] = {
 }  # fmt: skip
 MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
 MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
+CHEETAH = {"total_steps": 1_000_000, "gamma": 0.98, "gae_lambda": 0.92, "log_std_init": -2.0}
+"""no game ends early, so little noise explores enough, and none of it is lost at the bounds"""
 VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "unroll_length": 128, "batch_size": 64}
 CONTINUOUS_EPOCHS, VECTOR_EPOCHS, IMAGE_EPOCHS = 10, 4, 3
 """epochs of each rollout, where it can be learned from several times"""
@@ -139,8 +141,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
     "Pendulum-v1": {**CONTINUOUS, "gamma": 0.9, "stop_return": -200.0},
     "MountainCarContinuous-v0": {**CONTINUOUS, **MOUNTAIN_CAR, "stop_return": 90.0},
-    "HalfCheetah-v5": {**CONTINUOUS, **MUJOCO},
-    "Hopper-v5": {**CONTINUOUS, **MUJOCO},
+    "HalfCheetah-v5": {**CONTINUOUS, **MUJOCO, **CHEETAH},
+    "Hopper-v5": {**CONTINUOUS, **MUJOCO, "total_steps": 1_000_000},
 }
 PPO_PRESETS = PRESETS | {
     name: PRESETS[name] | {"update_epochs": VECTOR_EPOCHS if "CartPole" in name else CONTINUOUS_EPOCHS}
