@@ -98,7 +98,7 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
             signal.signal(signum, lambda *_: sys.exit(0))
     given = {"num-cpus": args.num_cpus, "num-gpus": args.num_gpus}
     sizes = [f"--{name}={size}" for name, size in given.items() if size is not None]
-    options += [f"--node-ip-address={host}", *sizes, *port_options(args.node_ports, args.num_cpus)]
+    options += [f"--node-ip-address={host}", *sizes, *port_options(args)]
     with closing(Node(options, environment(cluster))) as node:
         address = node.wait_for_start()
         cluster = cluster._replace(address=address) if cluster.address.endswith(":0") else cluster

@@ -16,6 +16,7 @@ SERVICES = (
     "dashboard-agent-listen-port", "metrics-export-port",
 )  # fmt: skip
 """options of `ray start`; the ports after theirs are those of processes"""
+DASHBOARD = 8265  # Ray reserves it, though no dashboard runs
 MORE_PROCESSES = 10  # parameter server, shards, trainer, and those that Ray keeps ready, besides two for each actor
 ALL = "Ray listens on all addresses of this machine"
 
@@ -55,14 +56,17 @@ def check_port(what: str, given: object, host: str, port: int, fix: str) -> None
         raise ConfigError(what, given, f"it cannot be bound ({error})", fix) from error
 
 
-def port_options(ports: tuple[int, int] | None, num_cpus: int | None) -> list[str]:
+def port_options(args: argparse.Namespace) -> list[str]:
     """Options of `ray start` for a range of ports. Raises ConfigError if it is too small, or a port is in use."""
-    if ports is None:
+    if args.node_ports is None:
         return []
-    first, last = ports
-    needed = len(SERVICES) + 2 * (os.cpu_count() or 1 if num_cpus is None else num_cpus) + MORE_PROCESSES
+    first, last = args.node_ports
+    needed = len(SERVICES) + 2 * (os.cpu_count() or 1 if args.num_cpus is None else args.num_cpus) + MORE_PROCESSES
     if last - first + 1 < needed or first < 1:
         raise ConfigError("node-ports", f"{first} {last}", f"this node needs {needed} ports", "give a larger range")
+    for port, owner in ((vars(args).get("port"), "the head's own (--port)"), (DASHBOARD, "that of Ray's dashboard")):
+        if port in range(first, last + 1):
+            raise ConfigError("node-ports", f"{first} {last}", f"{port} is {owner}", "give a range without it")
     for port in range(first, last + 1):
         check_port("node-ports", port, "", port, "give a range of free ports")
     services = [f"--{name}={first + number}" for number, name in enumerate(SERVICES)]

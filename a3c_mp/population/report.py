@@ -156,7 +156,7 @@ class Report:
         means = {"best fitness": progress.evals.best_mean}
         means["confirmed" if progress.is_confirmed else "in new games"] = progress.confirmed_mean
         finite = [f"{name} {short_return(mean)}" for name, mean in means.items() if math.isfinite(mean)]
-        return [f"generation {self.population.generation}", *finite]
+        return [f"{self.population.generation} generations", *finite]
 
     def _read_lineage(self) -> None:
         """Keep the lines that can be read of generations that a resumed run does not repeat."""

@@ -65,7 +65,8 @@ def usage_of(env_id: str, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasi
     """
     (obs_space, actions), is_policy = spaces, isinstance(net, ActorCritic)
     obs, action = array_of(obs_space.dtype, obs_space.shape), array_of(np.int64, actions.shape)
-    output = array_of(np.float32, (num_params(actions),) if is_policy else actions.shape or (num_outputs(actions),))
+    outputs_of_q = actions.shape if isinstance(actions, Box) else (num_outputs(actions),)
+    output = array_of(np.float32, (num_params(actions),) if is_policy else outputs_of_q)
     obs["normalization"] = "in the file"
     if isinstance(actions, Box):
         action = array_of(actions.dtype, actions.shape)

@@ -812,6 +812,14 @@ REFUSED = {
         lambda home: None,
         "node-ports=7000 7010: this node needs 18 ports; give a larger range",
     ),
+    "head --num-cpus 1 --port 7020 --node-ports 7000 7040": (
+        lambda home: None,
+        "node-ports=7000 7040: 7020 is the head's own (--port); give a range without it",
+    ),
+    "head --num-cpus 1 --node-ports 8200 8300": (
+        lambda home: None,
+        "node-ports=8200 8300: 8265 is that of Ray's dashboard; give a range without it",
+    ),
     "head --port 99999": (
         lambda home: None,
         "port=127.0.0.1:99999: it cannot be bound (bind(): port must be 0-65535.)",

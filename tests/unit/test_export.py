@@ -24,6 +24,7 @@ VECTOR, IMAGE = Box(-np.inf, np.inf, (3, 2), np.float32), Box(0, 255, (2, 36, 36
 BOTH = ImageAndVector((2, 36, 36), Box(-np.inf, np.inf, (3,), np.float32))
 CHOICE, CHOICES, SWITCHES = Discrete(4), MultiDiscrete([2, 3]), MultiBinary(3)
 FORCE = Box(np.float32([-2, 0]), np.float32([2, 5]))
+ONE = Box(-2, 2, ())
 MIXED = Box(np.float32([900, -np.inf, 0]), np.float32([1000, np.inf, 3e38]))
 NUMBER = 1000
 
@@ -50,6 +51,7 @@ CASES = [
     pytest.param(lambda: dqn.make_net(VECTOR, CHOICE, NetSpec(num_quantiles=5)), VECTOR, CHOICE, id="DQN", marks=slow),
     pytest.param(lambda: ddpg.make_net(VECTOR, FORCE), VECTOR, FORCE, id="DDPG", marks=slow),
     pytest.param(lambda: td3.make_net(VECTOR, FORCE), VECTOR, FORCE, id="TD3", marks=slow),
+    pytest.param(lambda: ddpg.make_net(VECTOR, ONE), VECTOR, ONE, id="one number"),
 ]
 
 
@@ -186,7 +188,7 @@ def test_the_metadata_say_how_actions_follow_from_the_output(make_net, obs_space
     if isinstance(action_space, Box):
         center, half, low, high = (np.array(action[name], np.float64) for name in ("center", "half", "low", "high"))
         low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
-        found = (center + half * output.numpy()[:, : len(center)]).clip(low, high)
+        found = (center + half * output.numpy().reshape(50, -1)[:, : len(center)]).clip(low, high)
     else:
         parts = np.split(output.numpy(), np.cumsum(said["parts"])[:-1], axis=1)
         found = np.stack([part.argmax(axis=1) for part in parts], axis=1)

@@ -53,7 +53,7 @@ def test_a_confirmation_with_a_bad_game_or_one_that_failed_does_not_count(run_in
     for outcome in (failed.format(100), f"mean return {0.99 * GOAL:.1f} in 100 new games", failed.format(1)):
         assert f"not confirmed: {outcome}, after a fitness of {GOAL:.1f}" in done.log
     assert f" confirmed: mean return {GOAL:.1f} in 100 new games" in done.log
-    assert f"generation 4, best fitness {GOAL:.1f}, confirmed {GOAL:.1f}, 1,600 steps" in done.log
+    assert f"4 generations, best fitness {GOAL:.1f}, confirmed {GOAL:.1f}, 1,600 steps" in done.log
     points = [(point.step, point.value) for point in scalars(done.folder)["eval/confirmed_mean"]]
     assert points == [(800, pytest.approx(0.99 * GOAL)), (1600, GOAL)]
 
