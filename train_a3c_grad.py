@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from a3c_mp.algorithms.actor_critic import Samples, advantages_and_targets
-from a3c_mp.algorithms.actor_critic_settings import PRESETS, ActorCriticArgs
+from a3c_mp.algorithms.actor_critic_settings import PRESETS, A3CArgs
 from a3c_mp.algorithms.gradients import GradientSetup, MeanGradient, Outbox
 from a3c_mp.chapter import Chapter
 from a3c_mp.config import Between, Count
@@ -30,14 +30,14 @@ from train_a3c_data import backward, loss
 
 
 @dataclass(frozen=True)
-class Args(ActorCriticArgs):
+class Args(A3CArgs):
     """Settings of chapter 2."""
 
     chapter = "a3c_grad"
     actors_learn = True
     # Again, since inherited ones may not change a default of this class, as they do with the batch size.
-    continuous: ClassVar = ActorCriticArgs.continuous
-    vectors: ClassVar = ActorCriticArgs.vectors
+    continuous: ClassVar = A3CArgs.continuous
+    vectors: ClassVar = A3CArgs.vectors
     changes: ClassVar[dict[str, dict[str, Any]]] = {
         "PongNoFrameskip-v4": {"explore_envs": 0.25},
         **{env_id: {"batch_size": 32} for env_id in ("CartPole-v0", "CartPole-v1")},

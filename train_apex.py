@@ -71,7 +71,7 @@ def learn(args: Any, learner: Learner, batch: Batch) -> None:
     importance = importance_weights(batch.probability, exponent, smallest)
     if args.algo == "td3":
         batch = td3.with_noise(batch, learner.rng)
-    learns_policy = (learner.updates + 1) % args.policy_period == 0  # td3's in every second update
+    learns_policy = args.algo != "td3" or (learner.updates + 1) % args.policy_delay == 0
     step_loss = loss if learns_policy else critic_loss
     if metrics := gradient_step(args, learner, step_loss, target_net, batch, importance):
         if learner.updates % args.target_period == 0:

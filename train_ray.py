@@ -22,7 +22,9 @@ from a3c_mp.algorithms import ray_trainer
 from a3c_mp.algorithms.ray_settings import SETTINGS
 from a3c_mp.chapter import Chapter
 from a3c_mp.cli import parse_algo
-from a3c_mp.cluster import Fleet, Outbox, Publisher
+from a3c_mp.cluster.fleet import Fleet
+from a3c_mp.cluster.parameters import Publisher
+from a3c_mp.cluster.remote_replay import Outbox
 from a3c_mp.data.actor import Memory, OneSlot, SentStates
 from a3c_mp.run.driver import run_driven
 from a3c_mp.run.learner import Learner

@@ -120,7 +120,7 @@ class Prepared(gymnasium.Wrapper):
         if not self.images:
             assert self.vector is not None
             return self.vector(obs)
-        image = _joined(self.images, obs)
+        image = np.concatenate([part(obs) for part in self.images])  # their channels
         if self.stack > 1:
             if self.frames is None:
                 self.frames = np.zeros((self.stack * len(image), *image.shape[1:]), np.uint8)
@@ -226,11 +226,6 @@ def _height_axis(part: Part, env_id: str) -> int | None:
         why = f"observations are images {shape}, which may have their channels first or last"
         raise UnsupportedEnv(why, OWN_WRAPPER)
     return axis
-
-
-def _joined(images: Sequence[Image], obs: Any) -> np.ndarray:
-    """The channels of all images, uint8 [C, H, W]."""
-    return images[0](obs) if len(images) == 1 else np.concatenate([image(obs) for image in images])
 
 
 def _flattened(parts: Sequence[Part], obs: Any) -> np.ndarray:

@@ -5,7 +5,7 @@ that ends an episode (`SAME_STEP`): the observation is the next episode's first,
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -97,8 +97,15 @@ class SameStepEnvs(SyncVectorEnv):
 
         def make(number: int) -> gymnasium.Env:
             assume = partial(assume_identity, actor, number)
-            self.envs.append(_make_checked_env(env_id, seeds[number], assume, fields, heartbeats))
-            return self.envs[-1]
+            heartbeats.starting()
+            assume()
+            try:
+                env = CheckedEnv(make_env(env_id), env_id, seeds[number], fields, heartbeats.beat, assume)
+            except Exception as error:
+                error.add_note(f"(raised by the constructor of {env_id}, seed {seeds[number]})")
+                raise
+            self.envs.append(env)
+            return env
 
         try:
             makers = [partial(make, number) for number in range(len(seeds))]
@@ -141,15 +148,3 @@ class SameStepEnvs(SyncVectorEnv):
         env, *index = np.argwhere(~np.isfinite(values))[0].tolist()
         place = self.envs[env].get_wrapper_attr("place")()
         LOG.warning(f"{name}{index or ''} is {values[env, *index]} in {place}; further ones are not shown")
-
-
-def _make_checked_env(
-    env_id: str, seed: int, assume: Callable[[], object], fields: Collection[str], heartbeats: Any
-) -> gymnasium.Env:
-    heartbeats.starting()
-    assume()
-    try:
-        return CheckedEnv(make_env(env_id), env_id, seed, fields, heartbeats.beat, assume)
-    except Exception as error:
-        error.add_note(f"(raised by the constructor of {env_id}, seed {seed})")
-        raise

@@ -11,11 +11,12 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs, PPOArgs, RolloutArgs
+from a3c_mp.algorithms.actor_critic_settings import A3CArgs, PPOArgs, RolloutArgs
 from a3c_mp.config import RewardArgs
 from a3c_mp.data.collector import acting_state_spec
+from a3c_mp.data.episodes import episodes_at
 from a3c_mp.data.resume_states import ActorLayout
-from a3c_mp.data.rollout import Rollout, finished_episodes, is_finite, rollout_spec
+from a3c_mp.data.rollout import Rollout, is_finite, rollout_spec
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.maths import returns
 from a3c_mp.maths.losses import Metrics
@@ -112,8 +113,9 @@ def action_metrics(space: gymnasium.Space, rollout: Rollout) -> Metrics:
 
 
 def stats_of(rollout: Rollout, policy_lag: int) -> MessageStats:
-    rewards = rollout.reward, rollout.terminated | rollout.truncated
-    return MessageStats(rollout.reward.numel(), finished_episodes(rollout), policy_lag, is_finite(rollout), rewards)
+    rewards = rollout.reward, rollout.done
+    episodes = episodes_at(rollout.done, rollout.episode_return, rollout.episode_length)
+    return MessageStats(rollout.reward.numel(), episodes, policy_lag, is_finite(rollout), rewards)
 
 
 def obs_for_stats(obs: Tensor, image: bool) -> Tensor:
@@ -164,9 +166,7 @@ def rewards_and_discounts(args: RewardArgs, rollout: Rollout, reward_scale: Tens
     return returns.cut_truncated(rewards, discounts, rollout.truncated, rollout.truncation_value)
 
 
-def advantages_and_targets(
-    args: ActorCriticArgs | PPOArgs, rollout: Rollout, reward_scale: Tensor | float
-) -> tuple[Tensor, Tensor]:
+def advantages_and_targets(args: A3CArgs, rollout: Rollout, reward_scale: Tensor | float) -> tuple[Tensor, Tensor]:
     """Compute (advantages, value targets), both [T, B], by GAE or n-step returns from the values of the acting pass.
 
     For rollouts on the CPU: on a GPU, the recurrence over T small steps would be hundreds of kernels.

@@ -93,8 +93,11 @@ class RolloutArgs(RewardArgs, CommonArgs):
 
 
 @dataclass(frozen=True)
-class A3CArgs:
+class A3CArgs(RolloutArgs):
     """Settings of A3C: chapters 1, 2 and 5."""
+
+    continuous: ClassVar = {**CONTINUOUS, **MUJOCO}
+    vectors: ClassVar = VECTORS
 
     batch_size: Count = 128
     """minibatch size: samples in one gradient; at most the whole rollout, T * B"""
@@ -109,15 +112,7 @@ class A3CArgs:
 
 
 @dataclass(frozen=True)
-class ActorCriticArgs(A3CArgs, RolloutArgs):
-    """Settings of chapter 2: all of an actor-critic that takes one pass over its rollouts."""
-
-    continuous: ClassVar = {**CONTINUOUS, **MUJOCO}
-    vectors: ClassVar = VECTORS
-
-
-@dataclass(frozen=True)
-class PPOArgs(A3CArgs, RolloutArgs):
+class PPOArgs(A3CArgs):
     """Settings of chapters 1 and 5, which learn from a rollout several times."""
 
     continuous: ClassVar = {**CONTINUOUS, **MUJOCO, "update_epochs": CONTINUOUS_EPOCHS}

@@ -127,11 +127,6 @@ class Args(ReplayArgs):
         return (self.epsilon if self.algo == "dqn" else self.noise) > 0
 
     @property
-    def policy_period(self) -> int:
-        """Updates of the critic, or critics, for each one of the policy."""
-        return self.policy_delay if self.algo == "td3" else 1
-
-    @property
     def net_spec(self) -> NetSpec:
         return NetSpec(self.net, hidden=tuple(self.hidden), num_quantiles=self.num_quantiles)
 

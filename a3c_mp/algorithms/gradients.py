@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.actor_critic import RolloutSetup, action_metrics, obs_for_stats, set_learning_rate
-from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs
+from a3c_mp.algorithms.actor_critic_settings import A3CArgs
 from a3c_mp.data.collector import RolloutCollector
-from a3c_mp.data.episodes import Episode
-from a3c_mp.data.rollout import Rollout, empty_rollout, finished_episodes, is_finite, minibatches, rollout_spec
+from a3c_mp.data.episodes import Episode, episodes_at
+from a3c_mp.data.rollout import Rollout, empty_rollout, is_finite, minibatches, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.maths.return_stats import ReturnStats
@@ -68,7 +68,7 @@ def copy_gradient(net: nn.Module, vector: Tensor) -> None:
 class Outbox:
     """An actor's end: which minibatches of a rollout are due, and the slots that the gradients of `net` go to."""
 
-    def __init__(self, args: ActorCriticArgs, collector: RolloutCollector, net: nn.Module):
+    def __init__(self, args: A3CArgs, collector: RolloutCollector, net: nn.Module):
         self.args, self.collector, self.net, self.memory = args, collector, net, collector.memory
         self.rng, self.num_sent = torch.Generator(), collector.games.messages  # the latter: by a predecessor
         spaces = collector.env.single_observation_space, collector.action_space
@@ -78,16 +78,17 @@ class Outbox:
     def collect(self) -> Rollout:
         """Collect the next rollout with the newest weights."""
         rollout = self.rollout
-        self.rng.manual_seed(self.collector.rollout_seeds()[0])  # so that a successor draws the same minibatches
+        self.rng.manual_seed(self.collector.seeds(self.collector.rollouts)[0])  # a successor draws the same minibatches
         version = self.memory.more.load(self.collector.net)
         self.collector.collect(rollout)
-        self.finite, self.episodes = is_finite(rollout), finished_episodes(rollout)
+        self.episodes = episodes_at(rollout.done, rollout.episode_return, rollout.episode_length)
+        self.finite = is_finite(rollout)
         self.reward_scale = float(self.collector.net.reward_scale)
         is_unknown = version == 0 and self.reward_scale == 1.0  # none is published yet
         if self.args.reward_scale is None and is_unknown and self.finite:
             reward = rollout.reward.sign() if self.args.reward_clip else rollout.reward
             stats = ReturnStats(self.args.gamma, 1, self.args.num_envs)  # of this rollout alone, as a successor's are
-            stats.update(0, reward, rollout.terminated | rollout.truncated)
+            stats.update(0, reward, rollout.done)
             self.reward_scale = stats.scale()
         self.is_first = True
         self.action_metrics = action_metrics(self.collector.action_space, rollout)
@@ -111,10 +112,10 @@ class Outbox:
             if self.args.normalize_obs:
                 gradient.obs.copy_(obs_for_stats(self.rollout.obs, self.collector.net.norm.has_images))
             gradient.reward.copy_(self.rollout.reward)
-            gradient.done.copy_(self.rollout.terminated | self.rollout.truncated)
+            gradient.done.copy_(self.rollout.done)
         rows = torch.tensor(self.episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
         gradient.episodes[: len(rows)] = rows
-        self.collector.write_state(token, self.rollout)
+        self.memory.states.write(token.slot, self.collector.state_fields, self.rollout)
         # Reading the means waits for the GPU, so the slot is complete then.
         found = with_diagnostics(metrics) | self.action_metrics
         device = gradient.vector.device  # the rollout's metrics are of the CPU

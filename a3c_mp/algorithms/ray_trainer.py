@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,13 @@ import torch
 from a3c_mp.algorithms import apex, dqn
 from a3c_mp.algorithms.apex import ApexSetup
 from a3c_mp.algorithms.ray_settings import DqnArgs, check, check_shards
-from a3c_mp.cluster import Packer, RayLearners, RemoteReplay, ReplayShard, ReplaySpec, Session
 from a3c_mp.cluster.access import check_cluster, find_cluster
+from a3c_mp.cluster.learners import RayLearners
 from a3c_mp.cluster.node import store_folder
 from a3c_mp.cluster.placement import amount_of
+from a3c_mp.cluster.ray_worker import Packer
+from a3c_mp.cluster.remote_replay import RemoteReplay, ReplayShard, ReplaySpec
+from a3c_mp.cluster.session import Session
 from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.learner_group import LearnerGroup
@@ -127,7 +129,7 @@ class Joining:
         num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
         sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
         own_node = [f"--{name}={size}" for name, size in sizes.items()]
-        with Session(address, run.log, own_node, args.placement) as session:
+        with Session(address, run.log.warning, own_node, args.placement) as session:
             session.is_restart = self.start.restarts > 0
             if args.trainer_gpus:
                 check_gpu(args, session.reserve_gpu(args.trainer_gpus))
@@ -199,19 +201,8 @@ def peer(
     """Run a trainer besides the first, in its process."""
     setup, run = make(args, group.rank), RunState(args, group.rank, steps, updates)
     with Learner(args, run, setup, actor, group, make_carrier(Connection(args, session, setup))) as learner:
-        session.log.addHandler(Reports(learner))
+        session.warn = lambda text: learner.report(WorkerEvent(-1, text, replaced=False))  # the first one logs it
         train(args, learner)
-
-
-class Reports(logging.Handler):
-    """Has the first trainer log what is logged at another one."""
-
-    def __init__(self, learner: Learner):
-        super().__init__()
-        self.learner = learner
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.learner.report(WorkerEvent(-1, record.getMessage(), replaced=False))
 
 
 def check_gpu(args: Any, reserved: str) -> None:

@@ -51,8 +51,7 @@ def run_task(
         return join_task(pipeline, args)
     made = setup(args)
     check_message_sizes(args, made)
-    parts = made.net, made.optimizer, made.saved
-    with Run(args, args.chapter, *parts) as run, ExitStack() as stack:
+    with Run(args, args.chapter, made.net, made.optimizer, made.saved) as run, ExitStack() as stack:
         learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())
         evaluator: Any = InlineEvaluator(args, run.is_interrupted)
         if not args.standalone:
@@ -100,20 +99,15 @@ def roles_of(args: RoleArgs, learner: Learner, evaluator: Any) -> list[Role]:
 
     The evaluator gets no shared memory: with --cuda its process would open the GPU for weights and slots it never uses.
     """
-    roles, pool, settings = [Role("learner", ("learner",))], learner.pool, dict[str, Any]()
+    roles, pool, memory = [Role("learner", ("learner",))], learner.pool, (learner.memory,)
     if args.standalone:
         return roles
     for worker in range(args.num_actors):
-        settings = {"prepare": partial(pool.prepare, worker), "on_restart": partial(pool.on_lost, worker)}
-        settings["args"] = (learner.memory,)
-        roles.append(Role(f"collector {worker}", ("collector",), "--num-actors", NICENESS, **settings))
+        calls = {"prepare": partial(pool.prepare, worker), "on_restart": partial(pool.on_lost, worker)}
+        roles.append(Role(f"collector {worker}", ("collector",), "--num-actors", NICENESS, args=memory, **calls))
     if args.eval_every:
-        settings = {
-            "on_restart": evaluator.run.progress.evals.record_restart,
-            "on_lost": evaluator.on_lost,
-            "args": (None,),
-        }
-        roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, **settings))
+        calls = {"on_restart": evaluator.run.progress.evals.record_restart, "on_lost": evaluator.on_lost}
+        roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, args=(None,), **calls))
     return roles
 
 

@@ -3,7 +3,6 @@
 Gradients go from learner to learner, by gloo or NCCL, over the network interfaces of their nodes, not through Ray.
 """
 
-import logging
 import os
 import socket
 import threading
@@ -50,7 +49,7 @@ class RayLearner:
     ) -> str:  # fmt: skip
         """Run `target(group, session, *args)`; returns why that is not possible here, if it is not."""
         try:
-            with ActorSession(None, logging.Logger("learner"), placement=placement) as session:
+            with ActorSession(None, print, placement=placement) as session:
                 session.is_restart = is_restart
                 group.connect(*rendezvous)
                 target(group, session, *args)
@@ -75,24 +74,22 @@ class RayProcess:
 
     def _watch(self, found: Any, run: Any, pipe: connection.Connection) -> None:
         """Wait for its end on a thread: torch waits for learners, too."""
-        ray, code, node, where = self.session.ray, 1, "", ""
+        ray, code, node, where, failure = self.session.ray, 1, "", "", ""
         try:
             self.pid, node = ray.get(found)
             where = self.session.state.nodes.get(node, "a node that is gone")
             pipe.send((READY,))
-            if refusal := ray.get(run):
-                self.has_failed = True
-                pipe.send((ERROR, refusal))
-            else:
-                code = LOST_PEER
+            failure = ray.get(run)
+            code = 1 if failure else LOST_PEER
         except ray.exceptions.RayTaskError as error:
-            self.has_failed = True
-            pipe.send((ERROR, str(error)))
+            failure = str(error)
         except Exception as error:  # Ray's: it is dead
             is_lost = "node has died" in str(error) or node not in self.session.state.nodes
             how = "was lost with its node" if is_lost else "died"
             self.how = f"at {where} {how}" if node else "died at its start"
-        if self.has_failed:
+        if failure:
+            self.has_failed = True
+            pipe.send((ERROR, failure))
             self.kill()  # others wait for it until its connections are closed
         self.exitcode = code
         self._ended.close()
@@ -123,8 +120,7 @@ class RayLearners(Learners):
     def __init__(self, session: Session, needs: Resources, run: Any, target: Callable[..., None], *parts: Any):
         super().__init__(run, target, *parts)
         self.session, self.needs = session, needs
-        self._actor_class: Any = None
-        self._store: Any = None
+        self._actor_class = session.actor_class(RayLearner)
 
     def _meeting_place(self) -> tuple[str, int]:
         host = next(iter(self.session.state.nodes.values()))  # that of this process
@@ -135,7 +131,6 @@ class RayLearners(Learners):
 
     def _launch(self, rank: int) -> tuple[Any, Any]:
         session, group = self.session, LearnerGroup(rank, self.group.size)
-        self._actor_class = self._actor_class or session.actor_class(RayLearner)
         first = 0 if session.placement == "pack" else rank % len(session.state.free)
         nodes = [*session.state.free.items()]
         free = {**dict(nodes[first:]), **dict(nodes[:first])}

@@ -88,7 +88,7 @@ class Publisher(Weights):
         if silence >= SEND_SECONDS and self.session.is_done(self._answer, patience):
             start = self.session.ray.get(self._answer)
             if self._start not in ("", start):
-                self.session.log.warning("the parameter server died; another one is started")
+                self.session.warn("the parameter server died; another one is started")
             self._start, self._looked = start, time.monotonic()
             self._answer = self.server.publish.remote(self._references)
         elif silence > STUCK_SECONDS:

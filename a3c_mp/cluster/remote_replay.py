@@ -179,7 +179,7 @@ class RemoteReplay:
                     self._lost.add(actor)
                     if shard is self.shards[number]:
                         text = "are lost with their node: determinism, if it was asked for, is lost, too"
-                        self.session.log.warning(f"the newest transitions of actor {self.first_actor + actor} {text}")
+                        self.session.warn(f"the newest transitions of actor {self.first_actor + actor} {text}")
 
     def next(self) -> Batch | None:
         """Return the next batch; None if all shards are empty or the run should stop; see `repeats`."""
@@ -277,7 +277,7 @@ class RemoteReplay:
             raise WorkerError(f"replay shard {self.first_shard + number} died; no restart is left\n{why}")
         self.restarts_left -= not is_lost
         lost = f"its {self.sizes[number]:,} transitions are lost"
-        self.session.log.warning(f"replay shard {self.first_shard + number} died; {lost}, an empty one is started")
+        self.session.warn(f"replay shard {self.first_shard + number} died; {lost}, an empty one is started")
         self.sizes[number] = self.totals[number] = 0
         self._insertions[number].clear()
         self._requests.clear()

@@ -39,14 +39,15 @@ class Session:
     """A connection to Ray, to be used in a `with` block: everything that it started is gone afterwards.
 
     It joins a running `cluster`, or starts one on this machine with `own_node`, options of `ray start`: places for
-    actors (CPUs), GPUs, the size of the object store. `placement` is the order in which nodes are filled (`choose`).
-    Entering raises ConfigError if that cannot be done.
+    actors (CPUs), GPUs, the size of the object store. `placement` is the order in which nodes are filled (`choose`);
+    `warn` logs what is lost or waits. Entering raises ConfigError if that cannot be done.
     """
 
     def __init__(
-        self, cluster: ClusterAddress | None, log: logging.Logger, own_node: Sequence[str] = (), placement: str = "auto"
-    ):
-        self.cluster, self.log, self.own_node, self.placement = cluster, log, own_node, placement
+        self, cluster: ClusterAddress | None, warn: Callable[[str], Any], own_node: Sequence[str] = (),
+        placement: str = "auto",
+    ):  # fmt: skip
+        self.cluster, self.warn, self.own_node, self.placement = cluster, warn, own_node, placement
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
         self.state = ClusterState()  # the last answer of the head
         self.answered = time.monotonic()  # when it came
@@ -94,7 +95,7 @@ class Session:
             raise WorkerError(f"the head of the Ray cluster{where} has not answered for {longest:.0f} s")
         for key, (name, needs, refused, since) in self._started.items():
             if name and time.monotonic() - since >= WAITING_SECONDS and self.is_waiting(key):
-                self.log.warning(f"{name} waits for {self.state.node_with(needs)}")
+                self.warn(f"{name} waits for {self.state.node_with(needs)}")
                 self._started[key] = "", needs, refused, since
         for duty in self.duties:
             duty()

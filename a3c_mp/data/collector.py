@@ -61,12 +61,8 @@ class RolloutCollector:
         """Fill the slot of a token with the next rollout; return the version of the weights that acted."""
         version = self.memory.load(self.net, token)
         self.collect(rollout := Rollout.of(self.memory.slots[token.slot]))
-        self.write_state(token, rollout)
-        return version
-
-    def write_state(self, token: Token, rollout: Rollout) -> None:
-        """Write what a successor needs after this rollout into the state slot of a token; deterministic runs only."""
         self.memory.states.write(token.slot, self.state_fields, rollout)
+        return version
 
     @torch.inference_mode()
     def act(self, obs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -81,7 +77,7 @@ class RolloutCollector:
         of a rollout comes from the weights of the previous rollout; its behaviour logits are stored, as for any action.
         Logits of forbidden actions are masked before they are stored, so the learner sees which were allowed.
         """
-        self.rng.manual_seed(self.rollout_seeds()[1])
+        self.rng.manual_seed(self.seeds(self.rollouts)[1])
         if self.logits is None:
             self.logits, self.value, self.lstm_state = self.act(self.obs, self.lstm_state_before)
             self.logits = mask_logits(self.logits, self.env.mask)
@@ -91,11 +87,11 @@ class RolloutCollector:
         rollout.truncation_value.zero_()
         bursts = self.bursts if self.bursts and self.bursts.wanted(self.stats.steps_since_reward) else None
         if bursts is not None:
-            bursts.draw(lambda stretch: self._seeds(stretch, BURSTS)[0], self.rollouts, len(rollout.action))
+            bursts.draw(lambda stretch: self.seeds(stretch, BURSTS)[0], self.rollouts, len(rollout.action))
         for t in range(len(rollout.action)):
             if self.args.noise_steps > 1:  # so many steps draw the same random numbers, also across rollouts
                 hold = (self.rollouts * len(rollout.action) + t) // self.args.noise_steps
-                self.rng.manual_seed(self._seeds(hold, NOISE)[1])
+                self.rng.manual_seed(self.seeds(hold, NOISE)[1])
             logits = self.logits if bursts is None else bursts.acting_logits(t, self.logits)
             action = self.net.distribution(logits).sample(self.rng)
             next_obs, reward, terminated, truncated, infos = self.env.step(self.to_env(action.numpy()))
@@ -128,19 +124,15 @@ class RolloutCollector:
         """
         return torch.from_numpy(self.stats.done) | ~state.isfinite().all(dim=1)
 
-    def rollout_seeds(self) -> tuple[int, int]:
-        """Two seeds for the next rollout, from the run's seed, the actor and the number of the rollout."""
-        return self._seeds(self.rollouts)
-
-    def _seeds(self, *numbers: int) -> tuple[int, int]:
+    def seeds(self, *numbers: int) -> tuple[int, int]:
+        """Two seeds that follow from the run's seed, the actor and these numbers, such as that of a rollout."""
         return derive_seeds(self.args.seed, *self.channel.seed_key, *numbers)
 
     def state_fields(self, rollout: Rollout) -> dict[str, Any]:
         """The state after a rollout, for `ResumeStates.write`."""
         empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
-        done = rollout.terminated | rollout.truncated
         action = torch.from_numpy(self.to_env(rollout.action.numpy()))
-        return self.games.state_fields(action, done, self.obs) | {
+        return self.games.state_fields(action, rollout.done, self.obs) | {
             "logits": self.logits,
             "value": self.value,
             "lstm_state_before": self.lstm_state_before[0] if self.lstm_state_before else empty,

@@ -11,7 +11,6 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from a3c_mp.data.episodes import Episode, episodes_at
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.distributions import num_params
 from a3c_mp.processes.slots import Spec, page_locked
@@ -43,6 +42,11 @@ class Rollout(NamedTuple):
         """The rollout whose fields a slot has."""
         own = {name: fields[name] for name in cls._fields if name != "extra"}
         return cls(**own, extra={name: field for name, field in fields.items() if name not in own})
+
+    @property
+    def done(self) -> Tensor:
+        """Where episodes end, bool [T, B]."""
+        return self.terminated | self.truncated
 
     def fields(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in self._fields if name != "extra"} | dict(self.extra)
@@ -136,8 +140,7 @@ def join(rollouts: Sequence[Rollout]) -> Rollout:
 
 def episode_starts(rollout: Rollout) -> Tensor:
     """Whether obs[t] is an episode's first, bool [T+1, B]; false at t = 0, where `lstm_state` is reset already."""
-    ended = rollout.terminated | rollout.truncated
-    return torch.cat([torch.zeros_like(ended[:1]), ended])
+    return torch.cat([torch.zeros_like(rollout.terminated[:1]), rollout.done])
 
 
 def is_finite(rollout: Rollout) -> bool:
@@ -160,9 +163,3 @@ def minibatches(num_samples: int, batch_size: int, rng: torch.Generator, device:
 def to_device(indices: Tensor, device: torch.device) -> Tensor:
     """Move indices to a device; to a GPU through page-locked memory, for which nothing waits."""
     return (page_locked(indices) if device.type == "cuda" else indices).to(device, non_blocking=True)
-
-
-def finished_episodes(rollout: Rollout) -> list[Episode]:
-    """The episodes that ended inside a rollout, in order of time."""
-    done = rollout.terminated | rollout.truncated
-    return episodes_at(done, rollout.episode_return, rollout.episode_length)

@@ -94,7 +94,7 @@ class DDPGNet(nn.Module):
     Observations and actions are flattened, actions to D numbers.
     """
 
-    algo = "ddpg"
+    algo, has_twin = "ddpg", False
 
     def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...], hidden: Sequence[int] = (256, 256)):
         super().__init__()
@@ -106,6 +106,9 @@ class DDPGNet(nn.Module):
         self.critic = mlp([inputs + outputs, *hidden, 1], nn.ReLU)
         for head in (self.actor[-2], self.critic[-1]):  # first actions near the middle, first values near zero
             near_zero(head)
+        self.twin = mlp([inputs + outputs, *hidden, 1], nn.ReLU) if self.has_twin else None
+        if self.twin is not None:
+            near_zero(self.twin[-1])
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
         """obs float32 or uint8 [B, ...] -> (mu(s) [B, *action_shape],)."""
@@ -123,22 +126,13 @@ class DDPGNet(nn.Module):
 
     def critics(self) -> list[nn.Module]:
         """All nets of action values; the policy follows the first."""
-        return [self.critic]
+        return [self.critic] if self.twin is None else [self.critic, self.twin]
 
 
 class TD3Net(DDPGNet):
     """DDPG's net with a second critic (Fujimoto et al. 2018)."""
 
-    algo = "td3"
-
-    def __init__(self, obs_shape: tuple[int, ...], action_shape: tuple[int, ...], hidden: Sequence[int] = (256, 256)):
-        super().__init__(obs_shape, action_shape, hidden)
-        inputs = torch.Size(obs_shape).numel() + torch.Size(action_shape).numel()
-        self.twin = mlp([inputs, *hidden, 1], nn.ReLU)
-        near_zero(self.twin[-1])
-
-    def critics(self) -> list[nn.Module]:
-        return [self.critic, self.twin]
+    algo, has_twin = "td3", True
 
 
 def near_zero(layer: nn.Module) -> None:

@@ -24,33 +24,30 @@ from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.replay import Batch, EnvStep, Replay, Shards, Writer
 from a3c_mp.wrappers import GuardedEnvs
 
-IMAGES: dict[str, Any] = {
-    "convolutions": (32, 8, 4, 64, 4, 2, 64, 3, 1),  # Mnih et al. 2015
-    "hidden": (256,),
-    "genes": ("learning_rate=5e-5:2e-3", "batch_size=16:128", "learn_every=8:64"),
-    "init": "same",  # until the first points are won all are equally fit, and chance would choose among draws
-    "population": 4,
-    "generation_steps": 10_000,
-    "eval_episodes": 4,
-    "confirm_episodes": 20,
-    "checkpoint_seconds": 600.0,  # the replay is saved, too
-    "learning_starts": 10_000,
-    "learning_rate": 2.5e-4,
-    "batch_size": 64,
-    "learn_every": 16,
-    "n_step": 5,
-    "epsilon": 0.1,
-    "target_period": 200,
-}
-"""settings for images"""
-
 
 @dataclass(frozen=True)
 class Args(settings.Args, ReplayArgs):
     """Settings of DQN in a population."""
 
     fixed = (*settings.Args.fixed, "replay_size", "reward_clip", "life_loss_terminal")  # as its replay holds them
-    images = IMAGES
+    images: ClassVar = {
+        "convolutions": (32, 8, 4, 64, 4, 2, 64, 3, 1),  # Mnih et al. 2015
+        "hidden": (256,),
+        "genes": ("learning_rate=5e-5:2e-3", "batch_size=16:128", "learn_every=8:64"),
+        "init": "same",  # until the first points are won all are equally fit, and chance would choose among draws
+        "population": 4,
+        "generation_steps": 10_000,
+        "eval_episodes": 4,
+        "confirm_episodes": 20,
+        "checkpoint_seconds": 600.0,  # the replay is saved, too
+        "learning_starts": 10_000,
+        "learning_rate": 2.5e-4,
+        "batch_size": 64,
+        "learn_every": 16,
+        "n_step": 5,
+        "epsilon": 0.1,
+        "target_period": 200,
+    }
     gene_table: ClassVar = {name: GENES[name] for name in (*COMMON, "learn_every", "target_period", "epsilon")}
 
     genes: tuple[str, ...] = ("learning_rate", "batch_size", "learn_every")

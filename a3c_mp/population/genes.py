@@ -76,7 +76,7 @@ GENES = {
     "target_period": Gene(10, 2_000, integer=True),
     "epsilon": Gene(0.02, 1.0),
     "max_grad_norm": Gene(0.1, 100.0),
-    "update_epochs": Gene(1, 20, integer=True),
+    "update_epochs": Gene(2, 20, integer=True),
     "clip_ratio": Gene(0.05, 0.5),
     "entropy_coef": Gene(1e-4, 0.1),
 }

@@ -26,6 +26,7 @@ from a3c_mp.processes.learner_group import from_bytes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Record = Mapping[str, Tensor]  # a member in shared memory
+Spaces = tuple[Any, Any]  # of observations and actions of one environment
 Layer = dict[str, dict[str, Tensor]]
 """weight [units, inputs, H, W] and bias [units, 1, 1, 1] of a layer, each in all nets (`MemberState.nets`) and in Adam
 
@@ -34,21 +35,10 @@ first layer behind a `JoinedTorso` has weights for the features of the vector, t
 """
 
 
-class Spaces(NamedTuple):
-    """What a net needs to know of the spaces of one environment."""
-
-    obs_shape: tuple[int, ...]
-    action_space: Any
-    image: tuple[int, ...] | None  # `layers.image_shape`
-
-    @classmethod
-    def of(cls, obs_space: Any, action_space: Any) -> Self:
-        return cls(obs_space.shape, action_space, image_shape(obs_space))
-
-
 def make_net(spaces: Spaces, genome: Genome) -> Any:
     """Make a net with the architecture of a genome and random weights; torch's random state stays as it was."""
-    shape, action_space, image = spaces
+    obs_space, action_space = spaces
+    shape, image = obs_space.shape, image_shape(obs_space)
     with torch.random.fork_rng(devices=[]):
         convs = genome.convolutions or "nature"
         if genome.family == "q":
@@ -169,19 +159,14 @@ def breed(parent: MemberState, child: Member, spaces: Spaces, args: Args) -> Mem
 
 def copy_other_tensors(state: MemberState, parent: MemberState) -> None:
     """Copy what does not depend on the architecture: log deviations with their moments, scales, statistics."""
-    layers = [layer for net in state.nets.values() for item in layers_by_depth(net) for layer in item]
-    of_layers = {id(tensor) for layer in layers for tensor in layer.parameters()}
     for kind, net in state.nets.items():
-        old = dict(parent.nets[kind].named_parameters())
-        for name, parameter in net.named_parameters():
-            if id(parameter) in of_layers:
-                continue
-            parameter.copy_(old[name])
-            for key, value in parent.optimizer.state[old[name]].items() if kind == "online" else ():
-                state.optimizer.state[parameter][key].copy_(value)
-    for net in state.nets:
-        for new, value in zip(state.nets[net].buffers(), parent.nets[net].buffers(), strict=True):
-            new.copy_(value)
+        of_layers = {id(tensor) for item in layers_by_depth(net) for layer in item for tensor in layer.parameters()}
+        old = dict([*parent.nets[kind].named_parameters(), *parent.nets[kind].named_buffers()])
+        for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+            if id(tensor) not in of_layers:
+                tensor.copy_(old[name])
+                for key, value in parent.optimizer.state.get(old[name], {}).items():  # of parameters of the online net
+                    state.optimizer.state[tensor][key].copy_(value)
     state.net.norm.stats.load_state_dict(copy.deepcopy(parent.net.norm.stats.state_dict()))
     state.return_stats.load_state_dict(parent.return_stats.state_dict())
 

@@ -24,7 +24,7 @@ RECENT = 5  # generations in the mean fitness of a line of descent
 
 
 class PopulationMemory(NamedTuple):
-    """What members share: memory, and what nets need to know of the spaces of their environments."""
+    """What members share: memory, and the spaces of their environments."""
 
     shards: Any  # `Shards` of the replay, one for each place; None if each member has its own data
     rows: Tensor  # int64 [lanes]: rows of each that are filled as the current generation begins
@@ -35,11 +35,11 @@ class PopulationMemory(NamedTuple):
     spaces: Spaces
 
     @classmethod
-    def allocate(cls, args: Args, spaces: tuple[Any, Any], generation: Any) -> Self:
+    def allocate(cls, args: Args, spaces: Spaces, generation: Any) -> Self:
         """Allocate the memory of a population. Raises ConfigError if too little is free."""
         try:
             with torch.device("meta"):
-                largest = MemberState.make(Spaces.of(*spaces), largest_genome(args), args, "meta")
+                largest = MemberState.make(spaces, largest_genome(args), args, "meta")
         except RuntimeError as error:
             given, fix = " ".join(map(str, args.convolutions)), "use fewer, or smaller kernels and strides"
             raise ConfigError("convolutions", given, "nothing is left of the image behind them", fix) from error
@@ -64,7 +64,7 @@ class PopulationMemory(NamedTuple):
             shards = generation.share(args, spaces)
             slots = shared_counters(num * args.num_envs), Slots(record, num), Slots(results, num)
             counters = shared_counters(2 * num).view(2, num), shared_counters(1).fill_(-1)
-            return cls(shards, *slots, *counters, Spaces.of(*spaces))
+            return cls(shards, *slots, *counters, spaces)
         except MemoryError as error:
             name = "replay_size" if hasattr(args, "replay_size") else "population"
             fix = f"lower --{flag_name(name)}, --generation-steps, --units-range or --channels-range"
@@ -86,13 +86,10 @@ class PopulationMemory(NamedTuple):
 class EliteNet(nn.Module):
     """The net of the fittest member; `load_state_dict` restores its architecture too, whatever `genome` was."""
 
-    def __init__(self, spaces: tuple[Any, Any], genome: Genome):
+    def __init__(self, spaces: Spaces, genome: Genome):
         super().__init__()
-        self.spaces, self.genome = Spaces.of(*spaces), genome
+        self.spaces, self.genome = spaces, genome
         self.net = make_net(self.spaces, self.genome)
-
-    def forward(self, obs: Tensor) -> tuple[Tensor]:
-        return self.net(obs)
 
     def get_extra_state(self) -> Tensor:
         return from_bytes(self.genome.to_json().encode())
@@ -111,8 +108,8 @@ def saved_net(genome: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class Population:
     """The members of a generation, the memory that they share, and the fittest net. Raises as `allocate` does."""
 
-    def __init__(self, args: Args, spaces: tuple[Any, Any], generation: Any):
-        self.args, self.spaces, self.metrics = args, Spaces.of(*spaces), generation.metrics
+    def __init__(self, args: Args, spaces: Spaces, generation: Any):
+        self.args, self.spaces, self.metrics = args, spaces, generation.metrics
         self.generation = 0  # the current one, or the next
         self.members = first_members(args)
         self.memory = PopulationMemory.allocate(args, spaces, generation)

@@ -39,7 +39,6 @@ class Args(settings.Args, PPOArgs):
         **{name: GENES[name] for name in (*COMMON, "update_epochs", "clip_ratio", "entropy_coef")},
         "learning_rate": Gene(1e-5, 1e-2),
         "batch_size": Gene(32, 256, integer=True),
-        "update_epochs": Gene(2, 20, integer=True),
     }
     continuous: ClassVar = {**PPOArgs.continuous, "generation_steps": 16_384}
     vectors: ClassVar = VECTORS
@@ -126,21 +125,15 @@ class Generation(MemberGeneration):
             self.collector.net.load_state_dict(self.net.state_dict())
             self.collector.collect(rollout := self.rollout)
             self.steps += rollout.reward.numel()
-            done = rollout.terminated | rollout.truncated
-            for name, values in (
-                ("done", done),
-                ("episode_return", rollout.episode_return),
-                ("episode_length", rollout.episode_length),
-            ):
-                self.result[name][start : start + num] = values
-            self.scale_rewards(rollout.reward, done)
+            for name in ("done", "episode_return", "episode_length"):
+                self.result[name][start : start + num] = getattr(rollout, name)
+            self.scale_rewards(rollout.reward, rollout.done)
             if not is_finite(rollout):
                 self.counts["transitions_not_finite"] += rollout.reward.numel()
                 continue
             if self.args.normalize_obs:
-                self.counts["obs_values_far"] += self.net.norm.update(
-                    obs_for_stats(rollout.obs, self.net.norm.has_images)
-                )
+                obs = obs_for_stats(rollout.obs, self.net.norm.has_images)
+                self.counts["obs_values_far"] += self.net.norm.update(obs)
             yield rollout
 
 

@@ -3,10 +3,8 @@
 import csv
 import hashlib
 import io
-import itertools
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -132,13 +130,9 @@ class Report:
         line |= {name: getattr(own, name) for name in self.genes}
         if genome.convolutions:  # as channels x kernel / stride
             line["convolutions"] = " ".join(f"{c.channels}x{c.kernel}/{c.stride}" for c in genome.convolutions)
-        line |= {
-            "hidden": " ".join(map(str, genome.hidden)),
-            "activation": genome.activation,
-            "fitness": member.fitness,
-        }
-        line |= {"mean_fitness": float(np.mean(member.fitnesses)), "updates": updates, "steps": run.steps}
-        return line | {"sha256": sha256.hexdigest()[:16]}
+        line |= {"hidden": " ".join(map(str, genome.hidden)), "activation": genome.activation}
+        line |= {"fitness": member.fitness, "mean_fitness": float(np.mean(member.fitnesses)), "updates": updates}
+        return line | {"steps": run.steps, "sha256": sha256.hexdigest()[:16]}
 
     def _record_confirmation(self, confirmation: Confirmation, fitness: float) -> None:
         run, (mean, failed, steps) = self.run, confirmation
@@ -160,8 +154,8 @@ class Report:
 
     def _read_lineage(self) -> None:
         """Keep the lines that can be read of generations that a resumed run does not repeat."""
-        damaged = 0
-        for line in read_rows(self.path):
+        damaged, text = 0, self.path.read_text(errors="replace")
+        for line in csv.DictReader(text.splitlines(), quoting=csv.QUOTE_NONE):  # damaged ones may have any columns
             is_whole = None not in line and None not in line.values() and line.get("generation", "").isdecimal()
             damaged += not is_whole
             if is_whole and int(line["generation"]) < self.population.generation:
@@ -180,13 +174,6 @@ class Report:
             write_atomically(self.path, text.getvalue().encode())
         except (OSError, CheckpointError) as error:  # the next generation writes these lines too
             self.run.log.warning(f"{self.path} not written: {error}")
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a `lineage.csv`, which has no quotes; one that is damaged may lack columns, or have others."""
-    names, *lines = [line.split(",") for line in path.read_text(errors="replace").splitlines()] or [[]]
-    for line in lines:
-        yield dict(itertools.zip_longest(names, line))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

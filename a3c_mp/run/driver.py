@@ -38,27 +38,18 @@ class Start(NamedTuple):
     restarts: int = 0  # of the run so far
     since: float | None = None  # of a restart: when the first start was (`time.monotonic`)
 
-    def exit_code(self, run: Run) -> int:
-        """Exit code of this process: one of its own where the driver is to start it again."""
-        is_lost = self.has_driver and run.failed and isinstance(run.error, PeerLost)
-        return LOST_PEER if is_lost else run.exit_code
-
-
-def find_start(args: Any) -> Start | None:
-    """How this process was started; None if it is to be the driver.
-
-    One trainer needs none. Nor is there one where a program calls `main` itself: its command does something else.
-    """
-    if VARIABLE in os.environ:
-        return Start(*json.loads(os.environ.pop(VARIABLE)))
-    return None if script.RUNNING and getattr(args, "num_learners", 1) > 1 else Start()
-
 
 def run_driven(args: CommonArgs, train: Callable[[Start], Run]) -> int:
-    """Run `train(start)`, or be the driver of a child that does; returns the exit code."""
-    if (start := find_start(args)) is None:
+    """Run `train(start)`, or be the driver of a child that does; returns the exit code.
+
+    One trainer needs no driver. Nor is there one where a program calls `main` itself: its command does something else.
+    """
+    start = Start(*json.loads(os.environ.pop(VARIABLE, "[]")))
+    if not start.has_driver and script.RUNNING and getattr(args, "num_learners", 1) > 1:
         return drive(args)
-    return start.exit_code(train(start))
+    run = train(start)
+    is_lost = start.has_driver and run.failed and isinstance(run.error, PeerLost)  # the driver starts it again
+    return LOST_PEER if is_lost else run.exit_code
 
 
 def drive(args: CommonArgs) -> int:

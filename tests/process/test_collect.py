@@ -12,8 +12,9 @@ from inline import collect, unconnected_collector
 
 from a3c_mp.algorithms.impala import Args as ImpalaArgs
 from a3c_mp.data.actor import Memory, run_actor
+from a3c_mp.data.episodes import episodes_at
 from a3c_mp.data.resume_states import ActorLayout, ResumeStates
-from a3c_mp.data.rollout import Rollout, episode_starts, finished_episodes, is_finite, rollout_spec
+from a3c_mp.data.rollout import Rollout, episode_starts, is_finite, rollout_spec
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.processes.slots import Slots
@@ -69,7 +70,7 @@ def test_ends_are_those_of_the_environment_and_episodes_are_whole_games(rollouts
         last, third = obs[..., 1] == EPISODE_LENGTH - 1, obs[..., 0] % 3 == 2
         assert torch.equal(steps(found, "terminated"), last & ~third)
         assert torch.equal(steps(found, "truncated"), last & third)
-        episodes = [episode for rollout in found for episode in finished_episodes(rollout)]
+        episodes = [e for r in found for e in episodes_at(r.done, r.episode_return, r.episode_length)]
         assert len(episodes) == B * (8 * T // EPISODE_LENGTH)
         assert set(episodes) == {(sum(range(EPISODE_LENGTH)), EPISODE_LENGTH, env) for env in range(B)}
 

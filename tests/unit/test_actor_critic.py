@@ -11,12 +11,12 @@ from inline import random_rollout
 
 import train_a3c_data
 from a3c_mp.algorithms.actor_critic import Samples, advantages_and_targets, anneal_entropy_coef
-from a3c_mp.algorithms.actor_critic_settings import ActorCriticArgs, PPOArgs
+from a3c_mp.algorithms.actor_critic_settings import A3CArgs, PPOArgs
 from a3c_mp.data.rollout import InfoField, minibatches
 from a3c_mp.maths import losses, returns
 from a3c_mp.nets.build import make_actor_critic
 
-ARGS = ActorCriticArgs(
+ARGS = A3CArgs(
     gamma=0.5, returns="nstep", n_step=1, reward_clip=False, life_loss_terminal=False, normalize_advantages=False
 )
 

@@ -210,7 +210,7 @@ def test_rows_whose_beginning_went_to_a_lost_shard_are_left_out(start):
 @pytest.fixture
 def session(monkeypatch, log):
     """A session whose Ray are threads of this process."""
-    session = Session(None, log)
+    session = Session(None, log.warning)
     session.ray = inline_ray.install(monkeypatch)
     session.state, session.answered = ClusterState({"node": "127.0.0.1"}), math.inf
     yield session

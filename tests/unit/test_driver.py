@@ -13,7 +13,7 @@ from a3c_mp.errors import PeerLost
 from a3c_mp.processes.console import console
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.run import driver, script
-from a3c_mp.run.driver import VARIABLE, Start, drive, find_start
+from a3c_mp.run.driver import VARIABLE, Start, drive, run_driven
 
 TRAINER = f"""
 import json, os, signal, sys
@@ -97,12 +97,18 @@ def test_a_resumed_run_is_resumed_again_and_its_log_says_why(run, tmp_path):
 
 def test_only_a_script_with_several_trainers_has_a_driver_and_its_child_has_none(monkeypatch):
     several, one = SimpleNamespace(num_learners=2), SimpleNamespace(num_learners=1)
-    assert find_start(several) == Start(), "another program has called `main`"
+    starts = []
+
+    def train(start):
+        starts.append(start)
+        return SimpleNamespace(failed=True, error=PeerLost("learner 1 died"), exit_code=1)
+
+    monkeypatch.setattr(driver, "drive", lambda args: "driver")
+    assert run_driven(several, train) == 1, "another program has called `main`"
     monkeypatch.setattr(script, "RUNNING", [print])
-    assert find_start(one) == find_start(SimpleNamespace()) == Start()
-    assert find_start(several) is None
+    assert run_driven(one, train) == run_driven(SimpleNamespace(), train) == 1
+    assert run_driven(several, train) == "driver"
     monkeypatch.setenv(VARIABLE, "[true, 2, 17.5]")
-    assert (start := find_start(several)) == Start(True, 2, 17.5)
-    assert find_start(several) is None, "what the child starts has a driver of its own"
-    run = SimpleNamespace(failed=True, error=PeerLost("learner 1 died"), exit_code=1)
-    assert (start.exit_code(run), Start().exit_code(run)) == (3, 1)
+    assert run_driven(several, train) == 3
+    assert run_driven(several, train) == "driver", "what the child starts has a driver of its own"
+    assert starts == [Start(), Start(), Start(), Start(True, 2, 17.5)]

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import train_population
-from a3c_mp.population.dqn import IMAGES, Args
+from a3c_mp.population.dqn import Args
 from a3c_mp.population.evolution import Genome, Member, first_members, fittest_first, largest_genome, mutate_genome
 from a3c_mp.population.genes import Gene
 from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, check_genome
@@ -209,7 +209,7 @@ def test_layers_are_removed_down_to_the_first_one(rng):
 
 
 def test_convolutions_come_and_go_and_change_channels_and_kernels_inside_their_limits(rng):
-    args = replace(ARGS, **IMAGES, remove_layer=0.2)
+    args = replace(ARGS, **Args.images, remove_layer=0.2)
     genome, first, changes = first_members(args)[0].genome, args.first_convolutions, Counter()
     most = largest_genome(args)
     for _ in range(4000):

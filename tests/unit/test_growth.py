@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from a3c_mp.population.dqn import Args
 from a3c_mp.population.evolution import Genome, Member, mutate_genome
-from a3c_mp.population.growth import MemberState, Spaces, breed, layers_by_depth, make_net
+from a3c_mp.population.growth import MemberState, breed, layers_by_depth, make_net
 from a3c_mp.population.settings import ACTIVATIONS, MUTATIONS, Convolution
 from a3c_mp.wrappers import ImageAndVector
 
 INPUTS, ACTIONS = 5, 3
-SPACES = Spaces.of(Box(-1, 1, (INPUTS,)), Discrete(ACTIONS))
-IMAGES = Spaces.of(Box(0, 255, (2, 44, 44), np.uint8), Discrete(ACTIONS))
-BESIDE = Spaces.of(ImageAndVector((2, 44, 44), Box(-1, 1, (3,))), Discrete(ACTIONS))
+SPACES = Box(-1, 1, (INPUTS,)), Discrete(ACTIONS)
+IMAGES = Box(0, 255, (2, 44, 44), np.uint8), Discrete(ACTIONS)
+BESIDE = ImageAndVector((2, 44, 44), Box(-1, 1, (3,))), Discrete(ACTIONS)
 CONVOLUTIONS = (Convolution(5, 8, 4), Convolution(6, 4, 2), Convolution(7, 3, 1))
 ARGS = Args(units_range=(1, 512), channels_range=(1, 64), genes=("learning_rate",))
 FAMILIES = ("q", "actor_critic")
@@ -30,7 +30,7 @@ hidden_sizes = st.lists(widths, min_size=1, max_size=3).map(tuple)
 def observations(num=64, seed=0, image=False):
     rng = torch.Generator().manual_seed(seed)
     if image:
-        return torch.randint(0, 256, (num // 4, *IMAGES.obs_shape), dtype=torch.uint8, generator=rng)
+        return torch.randint(0, 256, (num // 4, *IMAGES[0].shape), dtype=torch.uint8, generator=rng)
     return 3 * torch.randn(num, INPUTS, generator=rng)
 
 
@@ -38,7 +38,7 @@ def spaces_of(genome):
     """An actor-critic on vectors has continuous actions: its log deviations are in no layer."""
     if genome.convolutions:
         return IMAGES
-    return SPACES if genome.family == "q" else SPACES._replace(action_space=Box(-1, 1, (ACTIONS,)))
+    return SPACES if genome.family == "q" else (SPACES[0], Box(-1, 1, (ACTIONS,)))
 
 
 def a_member(hidden, activation="relu", updates=2, seed=0, convolutions=(), family="q"):
@@ -183,7 +183,7 @@ def test_a_layer_that_goes_is_multiplied_into_the_next_one(hidden, activation):
 @pytest.mark.parametrize("family", ["q", "actor_critic"])
 def test_a_genome_without_convolutions_has_those_of_dqn(family):
     """As `api.policy` makes one, into which it loads the net of a member."""
-    net = make_net(Spaces.of(Box(0, 255, (4, 84, 84), np.uint8), Discrete(6)), Genome({}, family=family))
+    net = make_net((Box(0, 255, (4, 84, 84), np.uint8), Discrete(6)), Genome({}, family=family))
     assert [tuple(layer.weight.shape) for (layer, *_) in layers_by_depth(net)[:3]] == [
         (32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3),
     ]  # fmt: skip

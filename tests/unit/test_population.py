@@ -14,14 +14,13 @@ from a3c_mp.population import member as member_module
 from a3c_mp.population.dqn import Args, Generation
 from a3c_mp.population.evolution import Genome, first_members
 from a3c_mp.population.genes import Gene
-from a3c_mp.population.growth import MemberState, Spaces, layers_by_depth
+from a3c_mp.population.growth import MemberState, layers_by_depth
 from a3c_mp.population.population import EliteNet, Population, PopulationMemory, saved_net
 from a3c_mp.population.settings import check_settings
 from a3c_mp.processes.pool import Token
 from a3c_mp.run.preflight import probe_env
 
 SPACES = probe_env("CartPole-v1")
-NET = Spaces.of(*SPACES)
 FAST = Args(
     population=2, num_envs=4, generation_steps=200, learning_starts=100, eval_episodes=4, learn_every=120,
     units_range=(16, 64), init="same",
@@ -99,7 +98,7 @@ def test_the_scale_of_rewards_can_be_a_gene_and_a_size_of_memory_cannot(monkeypa
     args = OwnArgs(**settings, genes=("reward_scale",))
     population = Population(args, SPACES, Generation)
     genome = dataclasses.replace(population.members[1].genome, hyperparameters={"reward_scale": 0.25})
-    MemberState.make(NET, genome, args).write(population.memory.births[1])
+    MemberState.make(SPACES, genome, args).write(population.memory.births[1])
     monkeypatch.setattr(Generation, "batches", lambda generation: [None])
     live(population, 1)
     assert set(seen) == {0.25}
@@ -116,7 +115,7 @@ def test_members_scale_rewards_by_the_largest_one_that_any_has_seen():
         population.results[place]["rows"][:] = population.memory.rows[:4]
     population.breed([member.survive("none") for member in population.members])
     for place in range(2):
-        state = MemberState.read(population.memory.births[place], NET, population.args)
+        state = MemberState.read(population.memory.births[place], SPACES, population.args)
         assert state.return_stats.scale() == pytest.approx(1e6)
 
 
@@ -219,7 +218,7 @@ def test_returns_are_of_the_members_own_number_of_steps_and_discount_factor(monk
 
 def test_the_loss_is_that_of_double_q_learning(updates):
     args = generations_later(2).args
-    net, target_net, *_ = MemberState.make(NET, START, args)
+    net, target_net, *_ = MemberState.make(SPACES, START, args)
     torch.nn.init.normal_(next(iter(target_net.parameters())), std=0.3)  # the two nets differ
     batch = updates[-1].batch
     assert set(batch.discount.tolist()) == {0.0, np.float32(0.99).item()}
@@ -270,7 +269,7 @@ def equal(one, other):
 @pytest.mark.parametrize(("hidden", "activation"), [((16,), "gelu"), ((40, 24), "relu"), ((64, 64, 64), "tanh")])
 def test_a_record_holds_every_bit_of_a_member(hidden, activation):
     torch.manual_seed(0)
-    state = MemberState.make(NET, Genome({"learning_rate": 0.1 + 0.2}, hidden, activation), FAST)
+    state = MemberState.make(SPACES, Genome({"learning_rate": 0.1 + 0.2}, hidden, activation), FAST)
     for _ in range(3):
         for parameter in state.net.parameters():
             parameter.grad = torch.randn_like(parameter)
@@ -279,7 +278,7 @@ def test_a_record_holds_every_bit_of_a_member(hidden, activation):
     record = PopulationMemory.allocate(FAST, SPACES, Generation).births[0]
     state.write(record)
     written = [field.clone() for field in record.values()]
-    restored = MemberState.read(record, NET, FAST)
+    restored = MemberState.read(record, SPACES, FAST)
     assert (restored.genome, restored.updates) == (state.genome, 3)
     assert restored.optimizer.param_groups[0]["lr"] == 0.1 + 0.2
     assert not any(parameter.requires_grad for parameter in restored.target_net.parameters())
@@ -292,8 +291,8 @@ def test_a_record_holds_every_bit_of_a_member(hidden, activation):
 
 def test_the_net_of_the_fittest_is_restored_with_its_architecture():
     large, loaded = Genome({"gamma": 0.9}, (24, 40, 32), "tanh"), EliteNet(SPACES, START)
-    net = MemberState.make(NET, large, FAST).net
+    net = MemberState.make(SPACES, large, FAST).net
     loaded.load_state_dict(saved_net(large.to_json(), net.state_dict()))
     assert loaded.genome == large
     obs = torch.randn(5, 4)
-    assert torch.equal(loaded(obs)[0], net(obs)[0])
+    assert torch.equal(loaded.net(obs)[0], net(obs)[0])
