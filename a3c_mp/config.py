@@ -1,6 +1,6 @@
 """Settings: the flags that all chapters share, and the check of ranges.
 
-A chapter's `Args` inherits the groups that it is made of (`class RolloutArgs(RewardArgs, CommonArgs)`). A
+A chapter's `Args` inherits the groups that it is made of (`class Args(settings.Args, ReplayArgs)` in chapter 6). A
 group is a frozen dataclass: a field is a flag, its annotation the range, the docstring under it the help text.
 """
 

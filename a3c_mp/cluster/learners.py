@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
 
@@ -89,7 +90,8 @@ class RayProcess:
             self.how = f"at {where} {how}" if node else "died at its start"
         if failure:
             self.has_failed = True
-            pipe.send((ERROR, failure))
+            with suppress(OSError):  # its reader has gone
+                pipe.send((ERROR, failure))
             self.kill()  # others wait for it until its connections are closed
         self.exitcode = code
         self._ended.close()

@@ -57,7 +57,7 @@ def check_port(what: str, given: object, host: str, port: int, fix: str) -> None
 
 
 def port_options(args: argparse.Namespace) -> list[str]:
-    """Options of `ray start` for a range of ports. Raises ConfigError if it is too small, or a port is in use."""
+    """Options of `ray start` for a range of ports. Raises ConfigError if it is too small, or a port is taken."""
     if args.node_ports is None:
         return []
     first, last = args.node_ports

@@ -150,13 +150,17 @@ class Report:
         means = {"best fitness": progress.evals.best_mean}
         means["confirmed" if progress.is_confirmed else "in new games"] = progress.confirmed_mean
         finite = [f"{name} {short_return(mean)}" for name, mean in means.items() if math.isfinite(mean)]
-        return [f"{self.population.generation} generations", *finite]
+        num = self.population.generation
+        return [f"{num} generation{'s' * (num != 1)}", *finite]
 
     def _read_lineage(self) -> None:
         """Keep the lines that can be read of generations that a resumed run does not repeat."""
         damaged, text = 0, self.path.read_text(errors="replace")
-        for line in csv.DictReader(text.splitlines(), quoting=csv.QUOTE_NONE):  # damaged ones may have any columns
-            is_whole = None not in line and None not in line.values() and line.get("generation", "").isdecimal()
+        names, *rows = [row.split(",") for row in text.splitlines()] or [[]]  # it has no quotes; any number of columns
+        for row in rows:
+            line = dict(zip(names, row, strict=False))
+            number = line.get("generation", "")
+            is_whole = len(row) == len(names) and number.isdecimal() and len(number) < 10
             damaged += not is_whole
             if is_whole and int(line["generation"]) < self.population.generation:
                 self.lineage.append(line)
