@@ -200,15 +200,15 @@ def peers_tables(rates: Result, minutes: Iterable[Result]) -> str:
 
 
 def best_scores(results: Iterable[Result]) -> list[Result]:
-    """For each chapter one result of `bench/games.py`; those with sticky actions last.
+    """For each chapter and net one result of `bench/games.py`; those with sticky actions last.
 
     Of each game it has the runs of the file with most of them, of several the newest. So a game that is run again with
     other settings, in a file of its own, takes the place of its old runs. Each run has its "file" and "machine".
     """
-    newest: dict[tuple[bool, str], Result] = {}
-    runs: dict[tuple[bool, str], dict[str, list[Result]]] = {}
+    newest: dict[tuple[bool, str, str], Result] = {}
+    runs: dict[tuple[bool, str, str], dict[str, list[Result]]] = {}
     for result in sorted(results, key=lambda result: result["date"]):
-        key = result["bench"]["sticky"], result["chapter"]
+        key = result["bench"]["sticky"], result["chapter"], net_of(result)
         newest[key], games_of = result, runs.setdefault(key, {})
         for game in games.GAMES:
             origin = {"file": result["file"], "machine": result["machine"]["name"]}
@@ -216,6 +216,11 @@ def best_scores(results: Iterable[Result]) -> list[Result]:
             if found and len(found) >= len(games_of.get(game, [])):
                 games_of[game] = found
     return [newest[key] | {"runs": [run for found in runs[key].values() for run in found]} for key in sorted(newest)]
+
+
+def net_of(result: Result) -> str:
+    """The net of a result of `bench/games.py`; "" if its file does not say."""
+    return next(iter(result["settings"].values())).get("net", "")
 
 
 def games_table(result: Result) -> str:
@@ -227,7 +232,8 @@ def games_table(result: Result) -> str:
         played.setdefault(run["file"], {})[run["row"]] = None
     files = [f"[file](../bench/results/{name}) of {', '.join(names)}" for name, names in played.items()]
     about = [f"{machines}, commit {commits}", *result["protocol"], *files]
-    title = f"**{result['chapter']}{', sticky actions' * result['bench']['sticky']}**"
+    with_net = f", --net {net_of(result)}" if net_of(result) not in ("", "a3c") else ""
+    title = f"**{result['chapter']}{', sticky actions' * result['bench']['sticky']}{with_net}**"
     return f"{title}\n\n{games.table(result)}\n\n{'; '.join(about)}."
 
 
