@@ -151,16 +151,19 @@ def test_all_games_have_the_same_settings(chapter, like):
 
 
 def test_the_page_has_the_scores_of_most_runs_of_each_chapter():
-    def scored(date, *scores, chapter="a3c_data", sticky=False, game="Pong", file="f"):
+    def scored(date, *scores, chapter="a3c_data", sticky=False, game="Pong", file="f", net="a3c"):
         runs = [run_of(game, seed, score) for seed, score in enumerate(scores)]
         about = {"chapter": chapter, "date": date, "machine": {"name": "A"}, "protocol": ["raw"]}
-        return about | {"bench": {"sticky": sticky}, "runs": runs, "file": file}
+        settings = {"default": {"net": net}}
+        return about | {"bench": {"sticky": sticky}, "settings": settings, "runs": runs, "file": file}
 
     results = [scored("2026-01-02", 14.6, 14.6), scored("2026-01-01", 0.0, 0.0), scored("2026-01-03", 2.0)]
     results += [scored("2026-01-04", 2.0, sticky=True), scored("2026-01-01", 4.0, chapter="impala")]
     results += [scored("2026-01-01", 5.0, game="Boxing"), scored("2026-01-05", 12.1, game="Boxing", file="again")]
+    results += [scored("2026-01-04", 9.0, chapter="impala", net="resnet")]
     best = report.best_scores(results)
-    assert [games.by_game(result["runs"], 10**6)["Pong"] for result in best] == [[14.6, 14.6], [4.0], [2.0]]
+    assert [games.by_game(result["runs"], 10**6)["Pong"] for result in best] == [[14.6, 14.6], [4.0], [9.0], [2.0]]
+    assert report.games_table(best[2]).startswith("**impala, --net resnet**")
     text = report.games_table(best[0])
     assert "A, commit c0ffee; raw; [file](../bench/results/f) of Pong; [file](../bench/results/again) of Boxing" in text
 
