@@ -118,6 +118,17 @@ def scores_of(games: Sequence[common.Game], steps: int) -> dict[str, float | Non
     return {str(mark): common.mean_return(games, mark, common.MIN_GAMES) for mark in MARKS if mark <= steps}
 
 
+def net_of(result: Result) -> str:
+    """The net of all runs of a result; "" if its file does not say."""
+    return next(iter(result["settings"].values())).get("net", "")
+
+
+def title_of(result: Result) -> str:
+    """Its chapter, and its net if that is not `a3c`: "apex_dqn, --net resnet"."""
+    net = net_of(result)
+    return result["chapter"] if net in ("", "a3c") else f"{result['chapter']}, --net {net}"
+
+
 def by_game(runs: Iterable[Result], mark: int) -> dict[str, list[float]]:
     """Game -> scores of its seeds at a mark."""
     found: dict[str, list[float]] = {}

@@ -30,9 +30,10 @@ CHAPTERS = {
     "ray_impala": ("7 Ray, IMPALA", "#00838f"),
 }  # fmt: skip
 """chapter -> its label and colour"""
-OURS, LINES = "#0b62c4", {"iqn_impala": ("#d1530b", "-"), "iqn": ("#7a5c00", "--"), "dqn": ("#5a6270", ":")}
-"""colour of our scores; published ones that are drawn -> their colour and line"""
-OTHER = "#8250df"  # colour of our scores by a second chapter
+OURS, SECOND, THIRD = "#0b62c4", "#8250df", "#198038"
+"""colours of our scores; of those by another chapter; of those with another net"""
+LINES = {"iqn_impala": ("#d1530b", "-"), "iqn": ("#7a5c00", "--"), "dqn": ("#5a6270", ":")}
+"""published scores that are drawn -> their colour and line"""
 
 
 def panels(rows: int, columns: int, height: float) -> tuple[Any, list[Any]]:
@@ -111,14 +112,14 @@ def draw_pong(path: Path, row: Any) -> None:
 
 
 def draw_games(path: Path, results: Sequence[Result]) -> None:
-    """Raw scores of eight games over steps, a line for each chapter and seed, beside published ones after a million.
+    """Raw scores of eight games over steps, a line for each result and seed, beside published ones after a million.
 
     A run without a curve in its file has its scores at the marks.
     """
     figure, axes = panels(4, 2, 9.0)
     runs = [
-        (run, f"ours, {result['chapter']}{'' if result['bench']['sticky'] else ', not sticky'}", colour)
-        for result, colour in zip(results, (OURS, OTHER), strict=False)
+        (run, f"ours, {games.title_of(result)}{'' if result['bench']['sticky'] else ', not sticky'}", colour)
+        for result, colour in zip(results, (OURS, SECOND, THIRD), strict=False)
         for run in result["runs"]
     ]
     for axis, (name, game) in zip(axes, games.GAMES.items(), strict=True):

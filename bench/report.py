@@ -208,7 +208,7 @@ def best_scores(results: Iterable[Result]) -> list[Result]:
     newest: dict[tuple[bool, str, str], Result] = {}
     runs: dict[tuple[bool, str, str], dict[str, list[Result]]] = {}
     for result in sorted(results, key=lambda result: result["date"]):
-        key = result["bench"]["sticky"], result["chapter"], net_of(result)
+        key = result["bench"]["sticky"], result["chapter"], games.net_of(result)
         newest[key], games_of = result, runs.setdefault(key, {})
         for game in games.GAMES:
             origin = {"file": result["file"], "machine": result["machine"]["name"]}
@@ -216,11 +216,6 @@ def best_scores(results: Iterable[Result]) -> list[Result]:
             if found and len(found) >= len(games_of.get(game, [])):
                 games_of[game] = found
     return [newest[key] | {"runs": [run for found in runs[key].values() for run in found]} for key in sorted(newest)]
-
-
-def net_of(result: Result) -> str:
-    """The net of a result of `bench/games.py`; "" if its file does not say."""
-    return next(iter(result["settings"].values())).get("net", "")
 
 
 def games_table(result: Result) -> str:
@@ -232,8 +227,7 @@ def games_table(result: Result) -> str:
         played.setdefault(run["file"], {})[run["row"]] = None
     files = [f"[file](../bench/results/{name}) of {', '.join(names)}" for name, names in played.items()]
     about = [f"{machines}, commit {commits}", *result["protocol"], *files]
-    with_net = f", --net {net_of(result)}" if net_of(result) not in ("", "a3c") else ""
-    title = f"**{result['chapter']}{', sticky actions' * result['bench']['sticky']}{with_net}**"
+    title = f"**{games.title_of(result)}{', sticky actions' * result['bench']['sticky']}**"
     return f"{title}\n\n{games.table(result)}\n\n{'; '.join(about)}."
 
 
@@ -253,7 +247,7 @@ def main() -> int:
     whole = [result for result in scored if {run["row"] for run in result["runs"]} == games.GAMES.keys()]
     if whole:  # with sticky actions, if there are all games
         alike = [result for result in whole if result["bench"]["sticky"] == whole[-1]["bench"]["sticky"]]
-        pictures.draw_games(args.pictures / "games.png", alike[-2:])
+        pictures.draw_games(args.pictures / "games.png", alike)
     rates, minutes = peers_of(results)
     if rates is not None:
         put(args.page, peers_tables(rates, minutes), "peers")
