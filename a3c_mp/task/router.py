@@ -59,7 +59,6 @@ class Router:
         self.is_active = bool(endpoint.binds or endpoint.dials)  # there are, or may be, other nodes
         self._ports: list[Any] = []
         self._links: dict[bytes, Link] = {}  # token of the session -> link
-        self._dropped: dict[bytes, Any] = {}  # of a session with a node that did not read -> port
         self._received: list[Message] = []
         self._lock = threading.RLock()
 
@@ -110,8 +109,7 @@ class Router:
                         link.port.send(token, frames)
                     except zmq.Again:
                         self.log.warning("a node does not read; dropped with what waited for it", link.name)
-                        self._end(token)
-                        self._dropped[token] = link.port
+                        self._drop(token, link)
 
     def receive(self) -> list[Message]:
         """All messages that have arrived since the last call, in order of arrival."""
@@ -137,6 +135,7 @@ class Router:
         return [(token, link) for token, link in self._links.items() if name in ("*", link.name)]
 
     def _open(self, key: KeyPair | None) -> None: ...  # bind, or connect
+    def _drop(self, token: bytes, link: Link) -> None: ...  # end a session in which too much waits to be sent
     def _read(self) -> None: ...  # read what has arrived; then end the sessions of nodes that are gone
     def _on_protocol(self, port: Any, token: bytes, event: str, args: list) -> None: ...  # of the other router
 
@@ -176,6 +175,7 @@ class Hub(Router):
         super().__init__(endpoint, log)
         self._numbers, self._probed = itertools.count(endpoint.num_nodes), 0.0  # the former: of nodes that join
         self._lost: dict[bytes, float] = {}  # sessions that have ended, and when that was seen
+        self._dropped: dict[bytes, Any] = {}  # of a session with a node that did not read -> port
 
     @property
     def addresses(self) -> list[str]:
@@ -187,6 +187,10 @@ class Hub(Router):
                 self._ports.append(LimitedListener(self._context, self.endpoint, address, key, self.log, self._lock))
             else:
                 self._ports.append(Listener(self._context, address))
+
+    def _drop(self, token: bytes, link: Link) -> None:
+        self._end(token)
+        self._dropped[token] = link.port
 
     def _read(self) -> None:
         if time.monotonic() - self._probed > PROBE_SECONDS:

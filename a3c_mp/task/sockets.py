@@ -141,13 +141,14 @@ class Dialer(_Port):
         self._opened = time.monotonic()
 
     def send(self, token: bytes, frames: Frames) -> None:
-        """Send to node 0, unless the session has ended; where too much waits for it, it ends."""
+        """Send to node 0, unless the session has ended. Raises zmq.Again if too much waits for it: then it ends."""
         self._read_events()
         if not self._has_ended:
             try:
                 self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 self._has_ended = True
+                raise
 
     def received(self) -> Iterator[tuple[bytes, Frames]]:
         return ((self.token, frames) for frames in self._messages())
