@@ -26,8 +26,10 @@ class Gene(NamedTuple):
         """Return value * factor, reflected at the limits that it would pass; an int if `integer`.
 
         Reflection keeps the distribution of `sample` as it is, if factors f and 1/f are equally likely; clipping would
-        collect values at the limits. For the same reason, an integer is first spread over its interval.
+        collect values at the limits. For the same reason, an integer is first spread over its interval. A value outside
+        of the range, as a resumed member may begin with, counts as its nearest end.
         """
+        value = min(max(value, self.low), self.high)
         exact = self._scaled(value) + (rng.random() - 0.5 if self.integer else 0.0)
         low, high = self._ends
         distance = (math.log(exact * factor) - low) % (2 * (high - low))

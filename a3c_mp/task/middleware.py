@@ -13,6 +13,7 @@ Middleware = Callable[["Context"], Any]
 """a function of the context, or a generator function whose `yield` stands for all later middleware"""
 Path = tuple[str, ...]  # a middleware: its name, after the names of those that run it
 LOOK_SECONDS = 0.1  # between two looks at messages while middleware runs in threads
+INTERNAL = "_kept", "_setters", "_lost"  # attributes of a context that are none of its values
 WINDOW = 10  # iterations that the figures of the timer's table are means of
 as_context = contextmanager(lambda suspended: suspended)  # of a generator at its `yield`: it has been entered already
 running: ContextVar[tuple[str, ...]] = ContextVar("running", default=())  # names of nested middleware, outermost first
@@ -46,7 +47,7 @@ class Context:
         raise AttributeError(f"{name!r} is not set: no middleware of this iteration has set it")
 
     def __contains__(self, name: str) -> bool:
-        return name in self.__dict__ and not name.startswith("_")
+        return name in self.__dict__ and name not in INTERNAL
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.__dict__[name] if name in self else default

@@ -41,6 +41,7 @@ class Task:
         self._timers: list[StepTimer] = []
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
+        self._ended = 0  # number of the last run of this task that is over: nodes that join later leave it out
         self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
         self.router.handle(FINISH, lambda sender, run: self._see_end())
         self.router.handle(JOINED, self._on_joined)
@@ -109,6 +110,7 @@ class Task:
                 is_over = self.ctx.finish
         if not self.router.finishing or self.router.name == node_name(0):  # which passes on what another one has ended
             self.router.send(FINISH, run)
+        self._ended = run
         return self.ctx
 
     def _iterate(self, threads: ThreadPoolExecutor, last_step: int | None) -> None:
@@ -140,7 +142,9 @@ class Task:
 
     def _on_joined(self, sender: str) -> None:
         """Give a node what was sent before: the iteration may wait for it. What another thread changes follows."""
-        if sent := {name: self._values[name] for name, value in self._shared.items() if value}:
+        if self._ended and self.router.name == node_name(0):
+            self.router.send(FINISH, self._ended, to=sender)
+        if sent := {name: self._values[name] for name in self._shared if name in self._values}:
             self.router.send(SHARE, sent, to=sender)
         self._shared.update(dict.fromkeys(self._shared, b""))
 

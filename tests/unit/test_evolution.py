@@ -72,10 +72,14 @@ def test_a_spread_starts_with_the_given_genome_and_draws_the_hyperparameters_of_
 
 @pytest.mark.parametrize(
     ("value", "factor", "expected"),
-    [(2.0, 3.0, 6.0), (6.0, 3.0, 100 / 18), (2.0, 1 / 4, 2.0), (2.0, 1 / 3, 1.5), (1.0, 0.5, 2.0), (10.0, 1.25, 8.0)],
-)
+    [
+        (2.0, 3.0, 6.0), (6.0, 3.0, 100 / 18), (2.0, 1 / 4, 2.0), (2.0, 1 / 3, 1.5), (1.0, 0.5, 2.0), (10.0, 1.25, 8.0),
+        (0.0, 3.0, 3.0), (40.0, 0.5, 5.0),
+    ],
+)  # fmt: skip
 def test_a_product_beyond_a_limit_is_reflected_there(value, factor, expected, rng):
     assert Gene(1, 10).multiply(value, factor, rng) == pytest.approx(expected)
+    assert Gene(0.9, 0.99, horizon=True).multiply(1.0, 0.5, rng) == pytest.approx(0.98)
 
 
 def test_a_gene_moves_also_where_its_step_is_reflected_to_where_it_began(rng):

@@ -52,8 +52,9 @@ def run(*middleware, max_step=1, **task_args):
 
 def test_kept_attributes_survive_and_others_end_with_their_iteration():
     def first(ctx):
-        ctx.keep("train_iter")
+        ctx.keep("train_iter", "_buffer")
         ctx.setdefault("train_iter", 0)
+        ctx.setdefault("_buffer", []).append(ctx.total_step)
         assert ctx.get("data", "none") == "none"
         assert "data" not in ctx
         if ctx.total_step == 0:
@@ -63,7 +64,7 @@ def test_kept_attributes_survive_and_others_end_with_their_iteration():
         ctx.train_iter += 1
 
     ctx = run(first, second, max_step=1001)
-    assert (ctx.train_iter, ctx.total_step) == (1001, 1000)
+    assert (ctx.train_iter, ctx.total_step, ctx.get("_buffer")) == (1001, 1000, list(range(1001)))
     with pytest.raises(
         AttributeError, match=r"first set it in iteration 0 and did not keep it: call ctx.keep\('data'\)"
     ):
@@ -195,6 +196,8 @@ def test_the_end_of_a_task_reaches_all_nodes(node, step, sent):
     ctx = run(lambda ctx: None, max_step=3, router=node)
     assert ctx.finish
     assert (ctx.total_step, node.sent) == (step, sent)
+    node.handlers[JOINED]("node.2")  # during a later run of node 0
+    assert node.sent == (2 * sent if node.name == "node.0" else sent)
 
 
 def test_what_is_shared_is_sent_when_it_changes_and_to_nodes_that_join():
@@ -208,16 +211,17 @@ def test_what_is_shared_is_sent_when_it_changes_and_to_nodes_that_join():
             notes.append(ctx.total_step)
         if ctx.total_step == 4:
             node.handlers[JOINED]("node.2")
+            node.handlers[JOINED]("node.3")
 
     with Task(router=node) as task:
         task.share("notes", "weights", "at_start", "never")
         task.use(note).run(max_step=6)
     values = [message[1] for message in node.sent if message[0] == SHARE]
     starts = ["at_start" in value for value in values]
-    assert starts == [True, False, False, False, True, True], "at once, as a node may wait"
-    assert [value["notes"] for value in values if "notes" in value] == [[0], [0, 2], [0, 2], [0, 2]]
+    assert starts == [True, False, False, False, True, True, True], "at once, as each node may wait"
+    assert [value["notes"] for value in values if "notes" in value] == [[0], [0, 2], [0, 2], [0, 2], [0, 2]]
     weights = [value["weights"].tolist() for value in values if "weights" in value]
-    assert weights == [[0, 0], [1, 1], [2, 2], [2, 2], [2, 2]]
+    assert weights == [[0, 0], [1, 1], [2, 2], [2, 2], [2, 2], [2, 2]]
     node.handlers[SHARE]("node.2", {"x": 1})
     node.handlers[SHARE]("node.2", {"x": 2})
     assert (task.parallel_ctx.x, task.parallel_ctx.get("x"), task.parallel_ctx.get("y", 3)) == (2, 2, 3)
