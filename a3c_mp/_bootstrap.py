@@ -36,7 +36,9 @@ PARENT_VARIABLE = "A3C_MP_PARENT_PID"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; --deterministic needs it
 
-IGNORED_AT_START = frozenset(s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN)
+ENDING = {int(number) for number in os.environ.get(PARENT_VARIABLE, "").split()[1:]}
+"""signal by which the parent ends this process, which counts though the parent may ignore it itself"""
+IGNORED_AT_START = {s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN} - ENDING
 """signals that were ignored when the process started (by nohup: SIGHUP); environments may ignore more later"""
 
 # glibc returns every large block to the kernel at once and requests it again, zeroed page by page, at the next gradient

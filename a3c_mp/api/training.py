@@ -4,6 +4,7 @@ The chapter runs as a child process with the command line that a user would type
 checkpoints and results are the same. What starts it keeps its own signal handlers, threads and environment variables.
 """
 
+import errno
 import json
 import os
 import signal
@@ -163,7 +164,13 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
         parent = f"{os.getpid()} {int(signal.SIGTERM)}"  # which ends a run with a checkpoint
         found = os.pathsep.join(os.path.abspath(place) for place in sys.path)  # modules that are imported here
         env = {**os.environ, VARIABLE: str(path), PARENT_VARIABLE: parent, "PYTHONPATH": found}
-        process = subprocess.Popen(command, env=env)
+        try:
+            process = subprocess.Popen(command, env=env)
+        except OSError as error:
+            if error.errno != errno.E2BIG:
+                raise
+            why, fix = "too long for the command line of the run", "write it to a file that the environment reads"
+            raise ConfigError("settings", f"{max(command, key=len).strip()[:40]}...", why, fix) from error
         try:
             yield process, lines_of(path, process)
         finally:

@@ -21,7 +21,7 @@ from a3c_mp.cli.flags import suggestion
 from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 
-REPEATABLE = {"wrapper"}  # fields whose flags add up; of others the last one counts
+REPEATABLE = {"wrapper", "env_kwargs", "obs_keys"}  # fields whose flags add up; of others the last one counts
 SWITCHES = "switches take no value: --NAME turns one on, --no-NAME off"
 
 

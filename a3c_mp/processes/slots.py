@@ -20,6 +20,7 @@ MIB, GIB = 2**20, 2**30
 MEMINFO, CGROUP, CONTAINER = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 CGROUP_2 = "memory.max", "memory.current", "inactive_file"  # limit, memory in use, what of it caches files
 CGROUP_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"  # the same in version 1
+TIMES = ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # processor time in each period, by version 2 and 1
 ALIGNMENT = 64  # bytes; fields start on a cache line
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name of a field -> (shape, dtype)
@@ -123,7 +124,7 @@ def free_memory() -> int:
     with suppress(OSError, KeyError, ValueError):  # not Linux
         fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
         free.append(1024 * int(fields["MemAvailable"].split()[0]))
-    for folder, (limit_file, used_file, cache) in itertools.product(cgroups(), (CGROUP_2, CGROUP_1)):
+    for folder, (limit_file, used_file, cache) in itertools.product(cgroups("memory"), (CGROUP_2, CGROUP_1)):
         with suppress(OSError, KeyError, ValueError):  # of the other version, or without a limit
             limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
             parts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -131,14 +132,24 @@ def free_memory() -> int:
     return min(free)
 
 
-def cgroups() -> set[Path]:
+def cores() -> int:
+    """Processor cores that this process may use: those of its affinity, or fewer by a quota of time (`--cpus`)."""
+    found = [len(os.sched_getaffinity(0))]
+    for folder, files in itertools.product(cgroups("cpu"), TIMES):
+        with suppress(OSError, ValueError):  # of the other version, or without a limit
+            quota, period = (int(word) for name in files for word in (folder / name).read_text().split())
+            found += [math.ceil(quota / period)] if quota > 0 else []
+    return min(found)
+
+
+def cgroups(controller: str) -> set[Path]:
     """Folders of the control groups around this process; a container may show its own as the root, by another name."""
-    found = {CONTAINER, CONTAINER / "memory"}
+    found = {CONTAINER, CONTAINER / controller}
     with suppress(OSError, ValueError):
         for line in CGROUP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers or "memory" in controllers.split(","):  # version 2, or version 1
-                root, inside = CONTAINER / ("memory" if controllers else ""), Path(path.lstrip("/"))
+            if not controllers or controller in controllers.split(","):  # version 2, or version 1
+                root, inside = CONTAINER / (controller if controllers else ""), Path(path.lstrip("/"))
                 found |= {root / each for each in (inside, *inside.parents) if ".." not in each.parts}
     return found
 

@@ -5,7 +5,6 @@ the supervisor, all others for its owner.
 """
 
 import errno
-import os
 import pickle
 import signal
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from a3c_mp.errors import WorkerError
+from a3c_mp.processes.slots import cores
 from a3c_mp.processes.spawn import DONE, ERROR, STARTING
 
 START_SECONDS = 120.0  # longest time from the start of a process to its first heartbeat, where it has a core to itself
@@ -80,7 +80,7 @@ class Child:
 
 def start_seconds(children: int) -> float:
     """Longest time to the first step of a process, where so many start at once."""
-    return START_SECONDS * max(1.0, children / len(os.sched_getaffinity(0)))
+    return START_SECONDS * max(1.0, children / cores())
 
 
 class Supervisor:

@@ -20,6 +20,7 @@ from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import HIDDEN, SHARED_UNITS
 from a3c_mp.nets.obs_norm import note_on_inputs
+from a3c_mp.processes.slots import cores
 from a3c_mp.run.evaluation import evaluation_seed
 from a3c_mp.run.gpu import note_on_cores
 from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
@@ -74,7 +75,7 @@ def note_on_speed(args: CommonArgs) -> str:
     if settings.get("address") or settings.get("listen"):  # actors are on other machines
         return ""
     length: Any = getattr(args, "rounds", 0) or settings.get("unroll_length") or settings.get("block_length", 0)
-    at_once = 1 if settings.get("standalone") else min(actors, len(os.sched_getaffinity(0)))
+    at_once = 1 if settings.get("standalone") else min(actors, cores())
     trial = TRIALS.get(args.env_id)
     rate = at_once / max(trial.step_seconds if trial else 0.0, 1e-9)
     if (seconds := actors * args.num_envs * length / rate) < SLOW_SECONDS:

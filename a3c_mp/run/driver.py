@@ -28,6 +28,7 @@ from a3c_mp.run.preflight import check_learners
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import new_folder, refuse_unwritable
 
+FAILED = 4  # exit code of trainer 0, to its driver, where its run has failed and no trainer is lost
 VARIABLE = "A3C_MP_START"  # environment variable of trainer 0: its `Start` as JSON
 
 
@@ -48,8 +49,9 @@ def run_driven(args: CommonArgs, train: Callable[[Start], Run]) -> int:
     if not start.has_driver and script.RUNNING and getattr(args, "num_learners", 1) > 1:
         return drive(args)
     run = train(start)
-    is_lost = start.has_driver and run.failed and isinstance(run.error, PeerLost)  # the driver starts it again
-    return LOST_PEER if is_lost else run.exit_code
+    if start.has_driver and run.failed and isinstance(run.error, PeerLost):
+        return LOST_PEER  # the driver starts it again
+    return FAILED if start.has_driver and run.exit_code == 1 else run.exit_code
 
 
 def drive(args: CommonArgs) -> int:
@@ -86,7 +88,7 @@ def drive(args: CommonArgs) -> int:
         with suppress(OSError):
             os.rmdir(folder if place else "")  # if it is empty: the trainer was refused
         if not (lost := how_lost(trainer, folder, before)):
-            return code if code >= 0 else 128 - code
+            return 1 if code == FAILED else code if code >= 0 else 128 - code
         if received:
             break
         log = open_log(folder if folder.is_dir() else None)

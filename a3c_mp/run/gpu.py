@@ -14,6 +14,7 @@ import torch
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.precision import acting_forward
+from a3c_mp.processes.slots import cores
 from a3c_mp.processes.spawn import remove_at_end, start_child
 
 DRIVERS = {"12": 525, "13": 580}  # CUDA -> oldest driver (docs.nvidia.com/deploy/cuda-compatibility)
@@ -110,9 +111,9 @@ def _open(handle: bytes, pipe: Connection) -> None:
 
 def note_on_cores(args: CommonArgs) -> str:
     """Which --num-actors would use the cores of this machine, if most of them have nothing to do."""
-    learners, cores = args.local_learners, len(os.sched_getaffinity(0))
-    at_most = (cores - learners) // learners * learners
+    learners, number = args.local_learners, cores()
+    at_most = (number - learners) // learners * learners
     if not args.local_actors or vars(args).get("standalone") or at_most < 2 * args.local_actors:
         return ""
     more = f"--{args.actors_flag} {at_most} would use them"  # on CPUs the learner takes in less, and actors may wait
-    return f"; of {cores} cores most are idle, {more if args.cuda else f'a higher --{args.actors_flag} may use them'}"
+    return f"; of {number} cores most are idle, {more if args.cuda else f'a higher --{args.actors_flag} may use them'}"

@@ -211,7 +211,7 @@ class Run(RunState):
         skipped = [name for name, number in self.counters.items() if number and name.endswith("_not_finite")]
         if error is not None and self.failed:
             self.exit_code, self.exit_reason = 1, f"error: {error_summary(describe_error(error))}"
-        elif reached_its_end and not self.updates and skipped:
+        elif skipped and not (self.exit_code or self.updates):
             self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
             self.log.error(self.exit_reason)
         self.exit_reason = self.exit_reason or self.progress.stop_reason()

@@ -15,6 +15,7 @@ from harness import BUSY_SECONDS
 from a3c_mp.errors import PeerLost
 from a3c_mp.maths.losses import normalize
 from a3c_mp.nets.build import make_actor_critic
+from a3c_mp.processes import supervisor
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.learners import DEATH_SECONDS, GLOO_SECONDS, LEARNER_CLOSE_SECONDS, Learners
 from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS
@@ -145,7 +146,7 @@ def test_a_frozen_learner_is_given_up_after_a_time():
 
 def test_learners_wait_for_each_other_as_long_as_a_new_actor_may_take(monkeypatch):
     """Where actors are more than cores, one that is replaced may take longer to its first step."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(supervisor, "cores", lambda: 2)
     for num_actors, seconds in ((2, START_SECONDS), (16, 4 * START_SECONDS)):
         assert make_learners(2, exchange_for_ever, num_actors=num_actors).peer_seconds == 60 + seconds
 

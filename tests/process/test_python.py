@@ -43,7 +43,8 @@ def end(reason, code):
     (folder / "summary.json").write_text(json.dumps(end))
     sys.exit(code)
 
-signal.signal(signal.SIGTERM, lambda *_: end("SIGTERM", 143))
+if signal.SIGTERM not in a3c_mp._bootstrap.IGNORED_AT_START:  # as a run does
+    signal.signal(signal.SIGTERM, lambda *_: end("SIGTERM", 143))
 tell(folder=str(folder))
 (folder / "pid").write_text(str(os.getpid()))
 tell(steps=5, metrics={"losses/total": 1.0})
@@ -140,8 +141,10 @@ def test_observations_and_masks_that_do_not_fit_are_refused(space, obs, mask, me
         one(obs, mask=mask)
 
 
-@pytest.mark.parametrize("hook", ["update", "evaluation"])
-def test_a_callback_ends_a_run_with_what_it_has_learned(chapter, hook):
+@pytest.mark.parametrize(("hook", "how"), [("update", signal.SIG_DFL), ("evaluation", signal.SIG_IGN)])
+def test_a_callback_ends_a_run_with_what_it_has_learned(chapter, hook, how, request):
+    """Also where the program ignores the signal that it ends the run by."""
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, how)))
     first, second = Recorder(hook, False), Recorder()
     result = a3c_mp.train(chapter, how="wait", callbacks=[first, second])
     assert result.exit_reason == "callback"
@@ -207,6 +210,7 @@ def in_a_cell():
         ("a3c_data", {"env_id": functools.update_wrapper(lambda: None, Recorder)}, "is another object, or none"),
         ("task", {"attach_to": "tcp://127.0.0.1:5"}, "attach-to=tcp.*: a node that joins a task has no run of its own"),
         ("a3c_data", {"env_id": 5}, "env-id=5: must be an id, or a class or function"),
+        ("a3c_data", {"env_kwargs": {"a": "x" * 200_000}}, "settings=a=x.*: too long for the command line"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_started_is_refused(chapter, settings, message, monkeypatch):

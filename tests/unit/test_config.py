@@ -208,7 +208,7 @@ def test_both_ways_to_give_keyword_arguments_are_the_same(register):
     env_id, pair = register("Drawn-v0", Drawn), "continuous=false"
     whole = parse_args(PPOArgs, {}, "", ["--env-id", f"{env_id}?{pair}"])
     assert (whole.env_id, whole.env_kwargs, whole.num_envs) == (f"{env_id}?{pair}", (), 16)
-    for flags in (["--env-kwargs", pair], ["--env_kwargs=x=1", "--env-kwargs", pair]):
+    for flags in (["--env-kwargs", pair], ["--env_kwargs=continuous=true", "--env-kwargs", pair]):
         assert parse_args(PPOArgs, {}, "", ["--env-id", env_id, *flags]) == whole
     assert parse("--env-id", "CartPole-v1", "--env-kwargs", "sutton_barto_reward=true").gamma == 0.98, "the preset's"
     assert refused("--env-kwargs", "size").startswith("env-kwargs=size: must be name=value; for instance")

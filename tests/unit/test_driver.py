@@ -65,6 +65,7 @@ def run(tmp_path, monkeypatch, capsys):
         (["sys.exit(2)"], 2, []),
         (["write('config.json'); write('summary.json', exit_reason='error: none'); sys.exit(1)"], 1, []),
         (["sys.exit(1)"], 1, []),
+        (["write('config.json'); sys.exit(4)"], 1, []),
         ([KILLED, KILLED, ENDS], 0, [f"learner 0 (pid N) was killed by SIGKILL; restart {n} of 2" for n in (1, 2)]),
         ([PEER_LOST, ENDS], 0, ["learner 1 died; all end; restart 1 of 2"]),
         ([ENDED_BY_RAY, "sys.exit(130)"], 130, ["learner 0 (pid N) ended with exit code 1; restart 1 of 2"]),
@@ -97,11 +98,11 @@ def test_a_resumed_run_is_resumed_again_and_its_log_says_why(run, tmp_path):
 
 def test_only_a_script_with_several_trainers_has_a_driver_and_its_child_has_none(monkeypatch):
     several, one = SimpleNamespace(num_learners=2), SimpleNamespace(num_learners=1)
-    starts = []
+    starts, error = [], PeerLost("learner 1 died")
 
     def train(start):
         starts.append(start)
-        return SimpleNamespace(failed=True, error=PeerLost("learner 1 died"), exit_code=1)
+        return SimpleNamespace(failed=error is not None, error=error, exit_code=1)
 
     monkeypatch.setattr(driver, "drive", lambda args: "driver")
     assert run_driven(several, train) == 1, "another program has called `main`"
@@ -110,5 +111,8 @@ def test_only_a_script_with_several_trainers_has_a_driver_and_its_child_has_none
     assert run_driven(several, train) == "driver"
     monkeypatch.setenv(VARIABLE, "[true, 2, 17.5]")
     assert run_driven(several, train) == 3
+    monkeypatch.setenv(VARIABLE, "[true, 2, 17.5]")
+    error = None
+    assert run_driven(several, train) == 4, "such as a full disk, with which trainers would only fail again"
     assert run_driven(several, train) == "driver", "what the child starts has a driver of its own"
-    assert starts == [Start(), Start(), Start(), Start(True, 2, 17.5)]
+    assert starts == [Start(), Start(), Start(), Start(True, 2, 17.5), Start(True, 2, 17.5)]

@@ -78,6 +78,26 @@ def test_limits_of_nested_groups_and_of_version_1_count(groups, limits, free, ma
     assert slots.free_memory() == free * GIB
 
 
+@pytest.mark.parametrize(
+    ("groups", "limits", "number"),
+    [
+        ("0::/job\n", {}, 8),
+        ("0::/job\n", {"cpu.max": "max 100000"}, 8),
+        ("0::/\n", {"cpu.max": "250000 100000"}, 3),
+        ("0::/user/job/step\n", {"user/job/cpu.max": "50000 100000", "user/job/step/cpu.max": "400000 100000"}, 1),
+        ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "200000", "cpu/a/cpu.cfs_period_us": "100000"}, 2),
+        ("4:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+    ],
+)
+def test_a_quota_of_processor_time_counts_as_fewer_cores(groups, limits, number, machine, monkeypatch):
+    monkeypatch.setattr(slots.os, "sched_getaffinity", lambda pid: set(range(8)))
+    (machine / "cgroup").write_text(groups)
+    for name, text in limits.items():
+        (machine / name).parent.mkdir(parents=True, exist_ok=True)
+        (machine / name).write_text(f"{text}\n")
+    assert slots.cores() == number
+
+
 @pytest.mark.parametrize(("soft", "hard"), [(1024, 4096), (100, NEEDED), (100, -1), (-1, -1), (100, NEEDED - 1)])
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(soft, hard, monkeypatch):
     limit = [(soft, hard)]

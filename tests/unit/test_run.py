@@ -27,7 +27,7 @@ from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run import checkpointer, display
+from a3c_mp.run import checkpointer, display, gpu
 from a3c_mp.run.acting import Acting
 from a3c_mp.run.banner import error_summary, resume_command, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
@@ -210,7 +210,7 @@ def test_the_log_says_which_learning_rate_a_run_ends_with_and_where_rewards_are_
     [(2, 1, None), (4, 1, None), (5, 1, 4), (16, 1, 15), (16, 2, 14), (7, 3, None)],
 )
 def test_a_run_says_how_many_actors_would_use_the_cores(cores, num_learners, suggested, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(gpu, "cores", lambda: cores)
     args = SimpleNamespace(local_actors=2, actors_flag="num-actors", local_learners=num_learners, cuda=True)
     text = f"; of {cores} cores most are idle, --num-actors {suggested} would use them" if suggested else ""
     assert note_on_cores(args) == text
@@ -402,6 +402,14 @@ def test_the_time_limit_counts_from_the_first_rollout(args, clock):
         for seconds, over in ((59, False), (2, True)):
             clock[0] += seconds
             assert run.should_stop() == over
+
+
+def test_a_run_of_nan_alone_has_failed_also_where_its_time_is_over(args, clock):
+    with a_run(replace(args, max_seconds=60.0)) as run:
+        run.count_time_from(clock[0] - 70)
+        run.counters["rollouts_not_finite"] += 1
+        assert run.should_stop()
+    assert (run.exit_code, run.exit_reason[:27]) == (1, "error: no update, because o")
 
 
 @pytest.mark.parametrize(("passed", "expected"), [(70, (0, "max_seconds")), (50, (1, "error: learner 1 is lost"))])

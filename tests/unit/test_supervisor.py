@@ -20,7 +20,7 @@ class Scene:
     def __init__(self, monkeypatch, number, max_restarts=5, evaluator=False):
         self.now, self.tape, self.lost, self.beats = 1000.0, [], [], torch.zeros(number, dtype=torch.int64)
         monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(supervisor.os, "sched_getaffinity", lambda pid: {0, 1})
+        monkeypatch.setattr(supervisor, "cores", lambda: 2)
         children = [Child(f"actor {i}", self.launch, "--num-actors") for i in range(number - evaluator)]
         children += [Child("evaluator", self.launch, "--eval-every", self.lost.append)] * evaluator
         self.supervisor = Supervisor(
