@@ -10,7 +10,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from a3c_mp.wrappers.ids import UnsupportedEnv, extras_of, find_spec, make_registered
+from a3c_mp.wrappers.ids import UnsupportedEnv, extras_of, find_spec, make_registered, split_id
 
 gymnasium.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for each emulator
@@ -84,6 +84,8 @@ def atari_settings(env_id: str) -> dict[str, Any]:
     if not isinstance(kwargs.get("frameskip", FRAME_SKIP), int):
         name = env_id.split("/")[-1].split("-")[0]
         raise UnsupportedEnv(f"{env_id} skips a random number of frames; use {name}NoFrameskip-v4 or ALE/{name}-v5")
+    if split_id(env_id)[1].get("frameskip", FRAME_SKIP) != FRAME_SKIP:  # the user asks for it; "NoFrameskip" ids have 1
+        raise UnsupportedEnv(f"{env_id}: other frame skips than {FRAME_SKIP} are not supported")
     for setting, supported in SUPPORTED.items():
         if kwargs.get(setting, supported[0]) not in supported:
             raise UnsupportedEnv(f"{env_id} has {setting}={kwargs[setting]}, which is not supported")

@@ -40,8 +40,16 @@ def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: 
 
 @torch.no_grad()
 def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
-    """Update the target network by Polyak averaging, parameters and buffers: target += rate (online - target)."""
-    torch._foreach_lerp_([*target_net.parameters(), *target_net.buffers()], [*net.parameters(), *net.buffers()], rate)
+    """Update the target network by Polyak averaging: target += rate (online - target).
+
+    Of parameters and of buffers that are saved: others are constants of a net of the user's own, such as indices.
+    """
+    saved = net.state_dict().keys()
+    target, online = (
+        [*each.parameters(), *(buffer for name, buffer in each.named_buffers() if name in saved)]
+        for each in (target_net, net)
+    )
+    torch._foreach_lerp_(target, online, rate)
 
 
 class RateLimiter:

@@ -57,7 +57,7 @@ class ResumeStates:
     """
 
     def __init__(self, args: CommonArgs, layout: ActorLayout, *, start: int, group: LearnerGroup | None = None):
-        self.layout, self.start = layout, start
+        self.layout, self.start, self.seed = layout, start, args.seed
         self.own = (group or LearnerGroup()).own_share(args.max_actors)
         self.actors = [ActorState() for _ in range(args.max_actors)]
         self.spec = _spec(args.num_envs, layout)
@@ -132,13 +132,15 @@ class ResumeStates:
             games, successor_state = ({name: torch.from_numpy(array) for name, array in p.items()} for p in parts)
             counts = [state.rollouts, state.messages]
             actors.append({"games": games, "counts": counts, "successor_state": successor_state})
-        return {"start": self.start, "messages": self.layout.messages, "actors": actors}
+        return {"start": self.start, "seed": self.seed, "messages": self.layout.messages, "actors": actors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a `state_dict`. Raises ValueError for other settings that the state of an actor depends on."""
         actors = self.actors if self.slots is not None else []
         if len(state["actors"]) != len(actors):
             raise ValueError(f"it has {len(state['actors'])} actors, not {len(actors)}")
+        if actors and (seed := state.get("seed", self.seed)) != self.seed:
+            raise ValueError(f"its games are those of seed {seed}, not of {self.seed}")
         for saved in state["actors"]:
             for name, tensor in saved["successor_state"].items():
                 if tensor.shape != self.spec[name][0]:

@@ -191,6 +191,15 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_plays_new_games
     assert done.summary["episodes"] > 10
 
 
+def test_games_of_another_seed_are_not_rebuilt(run_inline):
+    flags = ["--env-id", "CartPole-v1", *SMALL, "--batch-size", "16", "--deterministic"]
+    assert run_inline.train(A3C_DATA, *flags, "--total-steps", "400").code == 0
+    done = run_inline(A3C_DATA.script, "--resume", "runs/r", "--seed", "2", "--total-steps", "800")
+    assert done.code == 0, done.err
+    assert "no actors that fit these settings (its games are those of seed 1, not of 2)" in done.out
+    assert "cannot be rebuilt" not in done.out
+
+
 @pytest.mark.parametrize(
     ("chapter", "mishaps"),
     [

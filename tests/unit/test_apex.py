@@ -203,10 +203,14 @@ def test_a_batch_with_a_td_error_that_is_not_finite_changes_nothing(name, bad):
 def test_the_target_net_moves_by_its_rate_statistics_of_observations_too(rate):
     *_, (net, target_net) = a_case("dqn")
     net.norm.update(torch.randn(10, 3))
+    for each in (net, target_net):  # constants of a net of one's own
+        each.register_buffer("mask", torch.tensor(-math.inf), persistent=False)
+        each.register_buffer("places", torch.arange(3), persistent=False)
     before, online = copy.deepcopy(target_net.state_dict()), net.state_dict()
     apex.move_target(target_net, net, rate)
     for name, value in target_net.state_dict().items():
         torch.testing.assert_close(value, before[name] + rate * (online[name] - before[name]))
+    assert (target_net.mask.item(), target_net.places.tolist()) == (-math.inf, [0, 1, 2])
 
 
 # ---- exploration

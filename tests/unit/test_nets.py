@@ -410,6 +410,23 @@ def test_in_bfloat16_too_the_learner_computes_what_the_actor_computed_step_by_st
     assert (learned.float() - torch.stack(acted).float()).abs().mean() < 1e-4
 
 
+class Attention(nn.Module):
+    """A layer whose sequences have one entry each, or are one sequence over the batch without `batch_first`."""
+
+    def __init__(self, batch_first=False):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+
+    def forward(self, inputs):
+        sequence = inputs[:, None]
+        return self.layer(sequence, sequence, sequence, need_weights=False)[0].flatten(1)
+
+
+class Noise(nn.Module):
+    def forward(self, inputs):
+        return inputs + torch.randn_like(inputs)
+
+
 class Body(nn.Module):
     """A net of a user's own: `policy`, `value` and `state` are what makes it right or wrong."""
 
@@ -436,6 +453,10 @@ OWN_NETS = {
     "a counter": (lambda: Body(state=COUNTER), "state is not floating-point"),
     "dropout": (lambda: Body(layer=nn.Dropout(0.1)), "layer is Dropout; its outputs for one observation would differ"),
     "statistics of a batch": (lambda: Body(layer=BATCH_NORM), "layer is BatchNorm1d"),
+    "attention in an observation": (lambda: Body(layer=Attention(batch_first=True)), None),
+    "attention over a batch": (lambda: Body(layer=Attention()), r"depend on chance, or on the others of a batch"),
+    "noise": (lambda: Body(layer=Noise()), r"depend on chance"),
+    "a mask": (lambda: Body(state=torch.tensor(-math.inf)), "state has NaN or infinity; register a buffer that is"),
     "no module": (lambda: 3, "it returned a int, must be a torch.nn.Module"),
     "an error": (fails, r"RuntimeError: no such size \(test_nets.py:\d+\); correct it"),
 }

@@ -256,6 +256,13 @@ def test_an_atari_id_that_asks_for_what_the_vector_environment_lacks_is_refused(
             make("OddPong-v0")
 
 
+def test_of_an_atari_id_no_frame_skip_but_4_may_be_asked_for():
+    for env_id in ("ALE/Pong-v5", "PongNoFrameskip-v4"):
+        with pytest.raises(ValueError, match="other frame skips than 4 are not supported"):
+            make_vec_env(f"{env_id}?frameskip=1", 1, seed=0)
+        assert make_vec_env(f"{env_id}?frameskip=4", 1, seed=0).num_envs == 1
+
+
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "PongNoFrameskip-v4"])
 def test_seeds_go_round_at_31_bits(env_id):
     def frames(seed, num_envs):
