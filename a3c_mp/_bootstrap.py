@@ -37,9 +37,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; --deterministic needs it
 
 ENDING = {int(number) for number in os.environ.get(PARENT_VARIABLE, "").split()[1:]}
-"""signal by which the parent ends this process, which counts though the parent may ignore it itself"""
-IGNORED_AT_START = {s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN} - ENDING
-"""signals that were ignored when the process started (by nohup: SIGHUP); environments may ignore more later"""
+"""signals by which the parent ends this process: handled here, also where they were ignored when it started"""
+IGNORED_AT_START = frozenset(s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN) - ENDING
+"""other signals that were ignored when the process started (by nohup: SIGHUP); environments may ignore more later"""
 
 # glibc returns every large block to the kernel at once and requests it again, zeroed page by page, at the next gradient
 # step: a fifth of the learner's time on a CPU. Here freed memory stays in the process.

@@ -31,7 +31,7 @@ CHAPTERS = {
 }  # fmt: skip
 """chapter -> its label and colour"""
 OURS, SECOND, THIRD = "#0b62c4", "#8250df", "#198038"
-"""colours of our scores; of those by another chapter; of those with another net"""
+"""colours of our scores, in the order of results"""
 LINES = {"iqn_impala": ("#d1530b", "-"), "iqn": ("#7a5c00", "--"), "dqn": ("#5a6270", ":")}
 """published scores that are drawn -> their colour and line"""
 
@@ -119,7 +119,7 @@ def draw_games(path: Path, results: Sequence[Result]) -> None:
     figure, axes = panels(4, 2, 9.0)
     runs = [
         (run, f"ours, {games.title_of(result)}{'' if result['bench']['sticky'] else ', not sticky'}", colour)
-        for result, colour in zip(results, (OURS, SECOND, THIRD), strict=False)
+        for result, colour in zip(results, (OURS, SECOND, THIRD)[: len(results)], strict=True)
         for run in result["runs"]
     ]
     for axis, (name, game) in zip(axes, games.GAMES.items(), strict=True):

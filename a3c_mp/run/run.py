@@ -208,10 +208,11 @@ class Run(RunState):
             # After a signal, workers are lost because they received it too.
             self.failed = self.exit_reason is None or not isinstance(error, WorkerError)
         self.exit_code = {signum.name: 128 + signum for signum in SIGNALS}.get(self.exit_reason or "", 0)
-        skipped = [name for name, number in self.counters.items() if number and name.endswith("_not_finite")]
+        skipped = sum(number for name, number in self.counters.items() if name.endswith("_not_finite"))
+        has_data = skipped < self.progress.policy_lag[1]  # of so many rollouts: time has ended before there were enough
         if error is not None and self.failed:
             self.exit_code, self.exit_reason = 1, f"error: {error_summary(describe_error(error))}"
-        elif skipped and not (self.exit_code or self.updates):
+        elif skipped and not (self.exit_code or self.updates or (has_data and not reached_its_end)):
             self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
             self.log.error(self.exit_reason)
         self.exit_reason = self.exit_reason or self.progress.stop_reason()

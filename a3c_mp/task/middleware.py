@@ -102,7 +102,7 @@ class SharedValues:
 
     def __getattr__(self, name: str) -> Any:
         """Called where there is no such attribute."""
-        if name.startswith("_") or name not in self:
+        if name.startswith("__") or name in ("_look", "_values", "_read") or name not in self:
             raise AttributeError(f"{name!r} is not set: no other node has shared it so far")
         return self._values[name]
 

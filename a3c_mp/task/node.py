@@ -15,7 +15,7 @@ from a3c_mp.processes.spawn import STARTING
 from a3c_mp.processes.supervisor import WAIT_SECONDS, Supervisor
 from a3c_mp.task.endpoint import check_tcp, number_of
 from a3c_mp.task.router import Router, Spoke
-from a3c_mp.task.wire import FINISH, JOINED, LEFT, Message, WireError
+from a3c_mp.task.wire import FINISH, JOINED, LEFT, OVER, Message, WireError
 
 REPORT_NAME, REPORT_RESULT, REPORT_REFUSAL = "called", "result", "refused"
 """reports of a node to the process that has started it: (name), it has its place in the task; (), it has produced
@@ -48,6 +48,7 @@ class Node(Closing):
         self._waiting: dict[str, deque[Message]] = defaultdict(lambda: deque(maxlen=PENDING))  # no handler yet
         self._lock = threading.RLock()
         self.handle(FINISH, self._on_finish, [int])
+        self.handle(OVER, self._on_over, [int])
 
     @property
     def name(self) -> str:
@@ -134,6 +135,12 @@ class Node(Closing):
             self.finishing = self._ended_run >= max(self._run, 1)
         elif self.router.endpoint.accepts:  # nodes of a `runner` end tasks of their own
             self.router.record_fault(sender)
+
+    def _on_over(self, sender: str, run: int) -> None:
+        """Leave out the runs that were over as this node joined; what it does before its first run goes on."""
+        if number_of(sender) == 0:
+            self._ended_run = max(self._ended_run, run)
+            self.finishing = self.finishing or 0 < self._run <= self._ended_run
 
     def _call_handlers(self, message: Message) -> None:
         sender, event, args = message

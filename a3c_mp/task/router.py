@@ -274,7 +274,8 @@ class Spoke(Router):
 
     def _dial(self) -> None:
         self._ports = [dialer := Dialer(self._context, self.endpoint.dials, self._key, next(self._attempts))]
-        dialer.send(dialer.token, encode(HELLO, [self.endpoint.number, self.endpoint.versions, self._instance]))
+        with suppress(zmq.Again):  # it has been lost already, and is dialled again
+            dialer.send(dialer.token, encode(HELLO, [self.endpoint.number, self.endpoint.versions, self._instance]))
 
     def _redial(self) -> None:
         [dialer] = self._ports

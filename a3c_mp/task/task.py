@@ -16,7 +16,7 @@ from a3c_mp.task.endpoint import Endpoint, node_name
 from a3c_mp.task.middleware import Context, Middleware, SharedValues, Step, StepTimer, forward_beside, name_of
 from a3c_mp.task.node import Node
 from a3c_mp.task.router import Hub
-from a3c_mp.task.wire import FINISH, JOINED, encode
+from a3c_mp.task.wire import FINISH, JOINED, OVER, encode
 
 SHARE = "task.share"  # event between tasks: ({name: value},)
 MODES = "standalone", "distributed", "async"  # labels that a task has or has not, as it is run
@@ -43,7 +43,8 @@ class Task:
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
         self._ended = 0  # number of the last run of this task that is over: nodes that join later leave it out
         self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
-        self.router.handle(FINISH, lambda sender, run: self._see_end())
+        for event in (FINISH, OVER):
+            self.router.handle(event, lambda sender, run: self._see_end())
         self.router.handle(JOINED, self._on_joined)
 
     def __enter__(self) -> Self:
@@ -143,7 +144,7 @@ class Task:
     def _on_joined(self, sender: str) -> None:
         """Give a node what was sent before: the iteration may wait for it. What another thread changes follows."""
         if self._ended and self.router.name == node_name(0):
-            self.router.send(FINISH, self._ended, to=sender)
+            self.router.send(OVER, self._ended, to=sender)
         if sent := {name: self._values[name] for name in self._shared if name in self._values}:
             self.router.send(SHARE, sent, to=sender)
         self._shared.update(dict.fromkeys(self._shared, b""))

@@ -422,9 +422,14 @@ class Attention(nn.Module):
         return self.layer(sequence, sequence, sequence, need_weights=False)[0].flatten(1)
 
 
-class Noise(nn.Module):
-    def forward(self, inputs):
-        return inputs + torch.randn_like(inputs)
+class Layer(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
+def standardised(inputs):
+    return (inputs - inputs.mean(0)) / (inputs.std(0) + 1e-5)
 
 
 class Body(nn.Module):
@@ -455,7 +460,12 @@ OWN_NETS = {
     "statistics of a batch": (lambda: Body(layer=BATCH_NORM), "layer is BatchNorm1d"),
     "attention in an observation": (lambda: Body(layer=Attention(batch_first=True)), None),
     "attention over a batch": (lambda: Body(layer=Attention()), r"depend on chance, or on the others of a batch"),
-    "noise": (lambda: Body(layer=Noise()), r"depend on chance"),
+    "noise": (lambda: Body(layer=Layer(lambda inputs: inputs + torch.randn_like(inputs))), r"depend on chance"),
+    "its own statistics of a batch": (lambda: Body(layer=Layer(standardised)), r"depend on chance, or on the others"),
+    "a spectral norm": (lambda: Body(layer=nn.utils.spectral_norm(nn.Linear(4, 4))), None),
+    "bfloat16": (lambda: Body(layer=Layer(lambda inputs: inputs.bfloat16().sin().float())), None),
+    "no number": (lambda: Body(layer=Layer(lambda inputs: inputs / inputs.norm(dim=1, keepdim=True))), None),
+    "a lazy layer": (lambda: Body(layer=nn.LazyLinear(4)), None),
     "a mask": (lambda: Body(state=torch.tensor(-math.inf)), "state has NaN or infinity; register a buffer that is"),
     "no module": (lambda: 3, "it returned a int, must be a torch.nn.Module"),
     "an error": (fails, r"RuntimeError: no such size \(test_nets.py:\d+\); correct it"),

@@ -404,12 +404,18 @@ def test_the_time_limit_counts_from_the_first_rollout(args, clock):
             assert run.should_stop() == over
 
 
-def test_a_run_of_nan_alone_has_failed_also_where_its_time_is_over(args, clock):
+@pytest.mark.parametrize(
+    ("rollouts", "expected"),
+    [(1, (1, "error: no update, because of NaN or inf; see the warnings above")), (10, (0, "max_seconds"))],
+)
+def test_a_run_of_nan_alone_has_failed_also_where_its_time_is_over(args, clock, rollouts, expected):
     with a_run(replace(args, max_seconds=60.0)) as run:
         run.count_time_from(clock[0] - 70)
-        run.counters["rollouts_not_finite"] += 1
+        for _ in range(rollouts):  # of chapter 3, say, that it has not begun to learn from
+            run.record_rollout(1, [], 0, 0)
+        run.counters["blocks_not_finite"] += 1
         assert run.should_stop()
-    assert (run.exit_code, run.exit_reason[:27]) == (1, "error: no update, because o")
+    assert (run.exit_code, run.exit_reason) == expected
 
 
 @pytest.mark.parametrize(("passed", "expected"), [(70, (0, "max_seconds")), (50, (1, "error: learner 1 is lost"))])

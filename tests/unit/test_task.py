@@ -12,7 +12,7 @@ import torch
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.task.middleware import Context, StepTimer
 from a3c_mp.task.task import SHARE, Task
-from a3c_mp.task.wire import FINISH, JOINED
+from a3c_mp.task.wire import FINISH, JOINED, OVER
 
 
 def recorder(tape, name, *, yields=True, fail=None, handle=False, backward_fail=None, sleep=0.0):
@@ -197,7 +197,7 @@ def test_the_end_of_a_task_reaches_all_nodes(node, step, sent):
     assert ctx.finish
     assert (ctx.total_step, node.sent) == (step, sent)
     node.handlers[JOINED]("node.2")  # during a later run of node 0
-    assert node.sent == (2 * sent if node.name == "node.0" else sent)
+    assert node.sent == ([*sent, (OVER, 1)] if node.name == "node.0" else sent)
 
 
 def test_what_is_shared_is_sent_when_it_changes_and_to_nodes_that_join():
