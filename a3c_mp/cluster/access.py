@@ -73,7 +73,7 @@ def save_address(cluster: ClusterAddress, node: Node) -> ClusterAddress:
         return saved
     content = {**_addresses(), socket.gethostname(): [str(node.folder), *cluster]}
     try:
-        (new := home() / f"{ADDRESSES}.{os.getpid()}").write_text(json.dumps(content))
+        (new := home() / f"{ADDRESSES}.{socket.gethostname()}.{os.getpid()}").write_text(json.dumps(content))
         new.replace(home() / ADDRESSES)
     except OSError as error:
         fix = f"make room, or choose another with the environment variable {HOME_VARIABLE}"

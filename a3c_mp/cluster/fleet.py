@@ -205,7 +205,8 @@ class Fleet:
         session, kinds, text = self.session, self.session.ray.exceptions, str(error)
         # Results or connections of a lost node may be noticed before its death.
         is_lost = actor.pid and isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
-        says_so = "node has died" in text or "node was" in text
+        is_own = getattr(error, "actor_init_failed", False)  # then the text is that of an environment's exception
+        says_so = not is_own and ("node has died" in text or "node was" in text)
         if isinstance(error, kinds.RayTaskError) or (not actor.pid and not says_so and "creation task" in text):
             return "raised an exception", text, False
         if says_so or (is_lost and session.wait_for(lambda: actor.node_id not in session.state.nodes)):

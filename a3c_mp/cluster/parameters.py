@@ -11,7 +11,6 @@ import secrets
 import time
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -108,12 +107,13 @@ class Reader:
     def __init__(self, weights: Publisher):
         self.dtype, self.untrained, self.version = weights.buffers.dtype, weights.untrained, -1
         self.device = torch.device("cpu")  # of the net; another one where the actor has a GPU
+        self._values: Any = None  # of that version; a copy, as what belongs to the store would stay there
         self._server = weights.server
 
     def load(self, net: nn.Module, exact: int | None = None) -> int:
         """Copy the newest version, or exactly that one, into `net`, and return it.
 
-        While the server is gone, the net keeps the weights that it has, unless it has none or `exact` is asked for.
+        While the server is gone, it gets those that came last, unless there are none or others are asked for.
         """
         import ray
 
@@ -122,17 +122,18 @@ class Reader:
                 found = ray.get(self._server.pull.remote(self.version, exact), timeout=PULL_SECONDS)
                 if found is not None:
                     version, reference = found
-                    self._copy(net, ray.get(reference))
-                    self.version = version
+                    self._values, self.version = ray.get(reference).copy(), version
+                self._copy(net)
                 return self.version
             except ray.exceptions.RayError:
                 time.sleep(RETRY_SECONDS)
                 if self.version >= 0 and exact in (None, self.version):
+                    self._copy(net)
                     return self.version
 
-    def _copy(self, net: nn.Module, values: np.ndarray) -> None:
+    def _copy(self, net: nn.Module) -> None:
         tensors = [tensor.detach() for tensor in net.state_dict().values()]
-        flat = torch.from_numpy(values.copy()).to(self.device).view(self.dtype)
+        flat = torch.from_numpy(self._values).to(self.device).view(self.dtype)
         parts = flat.split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))

@@ -383,7 +383,8 @@ def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_restarted_s
     net, copy = nn.Linear(2, 3), nn.Linear(2, 3)
     publisher = Publisher(session, net, torch.float32, untrained=False)
     reader = publisher.reader()
-    assert reader.load(copy) == 0
+    assert reader.load(copy) == reader.load(other := nn.Linear(2, 3)) == 0
+    assert torch.equal(copy.weight, other.weight), "also of an actor with two nets"
     older = net.weight.detach().clone()
     with torch.no_grad():
         net.weight += 1
@@ -576,13 +577,18 @@ def test_a_lost_actor_is_replaced_and_fills_its_slot_again(fleets, monkeypatch, 
     assert fleet.restarts == ("restart" in said)
 
 
+NO_ENVIRONMENT = RayActorError("an error raised in its creation task, OSError: the node was low on memory")
+NO_ENVIRONMENT.actor_init_failed = True  # as Ray has it
+
+
 @pytest.mark.parametrize(
     ("mishaps", "at_start", "message"),
     [
         ([DIED, DIED], False, r"actor 0 \(pid \d+\) died; restart budget of 1 spent"),
         ([raising(ArithmeticError("no coin"))], True, r"(?s)actor 0 failed before its first result:.*no coin"),
+        ([raising(NO_ENVIRONMENT)], True, r"(?s)actor 0 failed before its first result:.*the node was low on memory"),
     ],
-    ids=["no restart is left", "it cannot start"],
+    ids=["no restart is left", "it cannot start", "it cannot start, and speaks of a node of its own"],
 )
 def test_what_a_restart_does_not_help_ends_the_run(fleets, mishaps, at_start, message):
     with fleets(mishaps, at_start, max_restarts=1) as fleet, pytest.raises(WorkerError, match=message):
@@ -611,16 +617,20 @@ def test_an_actor_without_heartbeats_is_killed_and_one_that_is_idle_is_not(fleet
     assert "sent no heartbeat for 1 s and was killed (--hang-seconds); restart 1 of 5" in fleets.said[0].text
 
 
-@pytest.mark.parametrize("is_waiting", [False, True], ids=["hangs", "waits for a place"])
-def test_an_actor_that_hangs_at_its_start_is_killed_and_one_without_a_place_is_not(
-    fleets, killed, monkeypatch, is_waiting
-):
+@pytest.mark.parametrize("needs", [None, {}, {"GPU": 0.4}], ids=["hangs", "waits for a place", "or for 0.4 of a GPU"])
+def test_an_actor_that_hangs_at_its_start_is_killed_and_one_without_a_place_is_not(fleets, killed, monkeypatch, needs):
+    is_waiting = needs is not None
     monkeypatch.setattr(fleet_module, "START_SECONDS", 0.5)
     monkeypatch.setattr(fleet_module, "WAITING_SECONDS", 0.2)
     with fleets([lambda: killed.go_on.wait(20)], hang_seconds=0.5, in_order=True, at_start=True) as fleet:
         if is_waiting:
-            place = frozenset([fleet.actors[0].handle._actor_id.hex()])
+            (actor_id,) = place = frozenset([fleet.actors[0].handle._actor_id.hex()])
             fleets.session.state = fleets.session.state._replace(waiting=place)
+            if needs:  # 0.2 of each of two GPUs is free
+                name, _, *rest = fleets.session._started[actor_id]
+                fleets.session._started[actor_id] = name, needs, *rest
+                free = dict.fromkeys(fleets.session.state.free, needs)
+                fleets.session.state = fleets.session.state._replace(free=free)
             waited = time.monotonic() + 1.5
             fleet.take(lambda: time.monotonic() > waited)
             assert (fleet.placed, killed.actors) == (1, [])

@@ -237,19 +237,8 @@ def test_an_error_about_bad_input_is_the_same_in_another_process():
 
 
 def test_what_is_done_to_an_environment_is_in_its_id_and_settings_follow_what_it_then_gives():
-    flags = [
-        "--env-id",
-        "CarRacing-v3",
-        "--frame-size",
-        "84",
-        "--obs-keys",
-        "a",
-        "--obs-keys",
-        "b",
-        "--env-kwargs",
-        "lap=1",
-    ]
-    flags += ["--wrapper", "m:A,shape=(8, 9),x=a b", "--wrapper", "m:B"]
+    flags = ["--env-id", "CarRacing-v3", "--frame-size", "84", "--obs-keys", "a", "--env-kwargs", "lap=1"]
+    flags += ["--obs-keys", "b", "--wrapper", "m:A,shape=(8, 9),x=a b", "--wrapper", "m:B"]
     args = parse_args(PPOArgs, {}, "", flags)
     assert (args.wrapper, args.obs_keys, args.frame_size, args.frame_stack) == ((), (), None, None)
     assert args.env_id.startswith("CarRacing-v3?lap=1#wrapper=m:A,shape=(8,+9),x=a+b&wrapper=m:B&obs_keys=a&")

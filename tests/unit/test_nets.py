@@ -429,7 +429,8 @@ class Layer(nn.Module):
 
 
 def standardised(inputs):
-    return (inputs - inputs.mean(0)) / (inputs.std(0) + 1e-5)
+    inputs = inputs - inputs.mean(0)
+    return inputs / (inputs.square().sum(0) / (len(inputs) - 1)).sqrt()  # no number where there is only one
 
 
 class Body(nn.Module):
