@@ -163,23 +163,22 @@ def main() -> int:
     else:
         policy = TrainedPolicy(run, sampled=args.sampled, seed=args.seed)
     video, seed, steps = args.video, args.seed, args.max_steps
-    # Opened before the games, so that errors come first.
-    rendered = [export.open_rendered(run.env_id, path) for path in ([None] * args.window + [video] * bool(video))]
-    print(f"{description(run, args)}, seed {seed}")
-    play(run, policy, args)
-    if args.window:
-        with ExitStack() as stack:
-            stack.callback(close, rendered[0])
+    with ExitStack() as stack:
+        rendered = []  # opened before the games, so that errors come first
+        for path in [None] * args.window + [video] * bool(video):
+            rendered.append(export.open_rendered(run.env_id, path))
+            stack.callback(close, rendered[-1])
+        print(f"{description(run, args)}, seed {seed}")
+        play(run, policy, args)
+        if args.window:
             game = export.play_rendered(policy, rendered[0], seed=seed, max_steps=steps)
-        print(f"in the window: a game of {game.length} steps, score {game.episode_return:.10g}")
-    if video is not None:
-        try:
-            with ExitStack() as stack:
-                stack.callback(close, rendered[-1])
+            print(f"in the window: a game of {game.length} steps, score {game.episode_return:.10g}")
+        if video is not None:
+            try:
                 game = export.record_episode(policy, run.env_id, rendered[-1], video, seed=seed, max_steps=steps)
-        except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
-            raise ConfigError("video", video, "it cannot be written to the end", "is the disk full?") from error
-        print(f"{shown(str(video))}: a game of {game.length} steps, score {game.episode_return:.10g}")
+            except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
+                raise ConfigError("video", video, "it cannot be written to the end", "is the disk full?") from error
+            print(f"{shown(str(video))}: a game of {game.length} steps, score {game.episode_return:.10g}")
     return 0
 
 

@@ -27,7 +27,7 @@ def choose_acting(args: CommonArgs, net: nn.Module) -> Acting:
     Raises ConfigError for `--act-on cuda` where that is impossible; see also `check_capture`.
     """
     assert isinstance(net.norm, ObsNorm), net
-    device, image = net.norm.shift.device, net.norm.image
+    device, image = net.norm.shift.device, net.norm.has_images
     cpu = torch.device("cpu")
     why = "" if image or args.act_on == "cuda" else "a net for vectors is faster there"
     if device.type == "cpu":

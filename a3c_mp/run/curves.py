@@ -114,7 +114,7 @@ def label_of(runs: list[Curve], groups: list[list[Curve]]) -> str:
     for name, value in runs[0].settings.items():
         if len({str(other.get(name, value)) for other in alike}) > 1:
             value = f"{value:g}" if isinstance(value, float) else str(value)
-            value = re.sub("(?<=^.{8})[^+]*", "", value) if name == "commit" else value  # 8 digits, + if changed
+            value = re.sub("([0-9a-f]{8})[0-9a-f]+", r"\1", value) if name == "commit" else value  # 8 digits of each
             parts.append(f"{name.replace('_', '-')} {value}")
     if (runs[0].is_named and len(runs) == 1) or alike.count(runs[0].settings) > 1:
         parts.append(runs[0].name + ", ..." * (len(runs) > 1))

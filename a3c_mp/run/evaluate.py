@@ -103,6 +103,7 @@ def play_evaluation(args: CommonArgs, net: nn.Module, make_policy: MakePolicy, c
         env = channel.closing(make_play_envs(args.env_id, args.eval_episodes, seed=seed, **who))
         policy = make_policy(net, env.single_action_space)
         games = list(play_episodes(policy, env, args.eval_episodes, args.eval_max_steps))
+        channel.starting()  # closing all of them may take as long as making one
     finally:
         channel.close()  # each evaluation makes new environments, so that all of them play the same games
     returns, lengths = [game.episode_return for game in games], [game.length for game in games]

@@ -185,6 +185,7 @@ def open_rendered(env_id: str, video: Path | None) -> gymnasium.Env:
         if not has_screen:
             os.environ.setdefault("MUJOCO_GL", "egl")  # by itself MuJoCo takes GLFW, which needs a display
     assume_identity(RECORDER)
+    env: Any = None
     try:
         with warnings.catch_warnings():  # gymnasium's and GLFW's, of what the error says
             warnings.simplefilter("ignore")
@@ -192,7 +193,11 @@ def open_rendered(env_id: str, video: Path | None) -> gymnasium.Env:
             env.reset(seed=0)
             if video is not None:
                 frame_of(env)
-    except Exception as error:  # an environment of the user's own can raise anything
+    except BaseException as error:  # an environment of the user's own can raise anything, and Ctrl-C
+        if env is not None:
+            close(env)
+        if not isinstance(error, Exception):
+            raise
         fix = f"let it take render_mode and give images (docs/environments.md), or {without}"
         if "mujoco" in sys.modules:
             fix = f"set MUJOCO_GL to a library that this machine has (egl, osmesa, glfw), or {without}"
@@ -271,7 +276,10 @@ def record_episode(
 def frame_of(env: gymnasium.Env) -> np.ndarray:
     """The rendered image, uint8 [H, W, 3]; small ones are doubled, as video players blur them."""
     frame: Any = env.render()
-    if not isinstance(frame, np.ndarray) or frame.ndim != 3 or not frame.size or frame.shape[2] > 4:
-        given = f"{type(frame).__name__} {getattr(frame, 'shape', '')}".rstrip()
-        raise TypeError(f"render() returned a {given}, must be an image [H, W, 3]")
+    is_image = isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.size > 0 and frame.shape[2] <= 4
+    if not is_image or frame.dtype.kind not in "iu":
+        given = " ".join(str(getattr(frame, name, "")) for name in ("shape", "dtype"))
+        given = f"{type(frame).__name__} {given}".rstrip()
+        raise TypeError(f"render() returned a {given}, must be an image [H, W, 3] of whole numbers from 0 to 255")
+    frame = frame.clip(0, 255).astype(np.uint8)
     return frame.repeat(2, axis=0).repeat(2, axis=1) if frame.shape[0] < 300 else frame

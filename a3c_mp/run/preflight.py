@@ -91,7 +91,7 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
     by_actor, by_learner = acting + args.actors_learn * learning, learning
     if args.cuda:
         by_learner = STATS * width  # the rest is on the GPU
-        if args.act_on == "cuda" or (args.act_on == "auto" and is_bytes):  # so are the actors' nets
+        if args.act_on == "cuda" or (args.act_on == "auto" and is_image(obs_space)):  # so are the actors' nets
             by_actor = acting - params + args.actors_learn * (obs // OBS_COPIES) * width  # a rollout in host memory
     needed, free = besides + 4 * (args.local_actors * by_actor + args.local_learners * by_learner), free_memory()
     if needed > free:

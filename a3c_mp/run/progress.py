@@ -190,7 +190,8 @@ class Progress:
     @property
     def is_best(self) -> bool:
         """Whether a checkpoint written now is the best: the highest mean return, unless evaluations decide."""
-        return self.is_highest and (not self.evals.decides or self.evals.has_failed)
+        evals = self.evals
+        return self.is_highest and (not evals.decides or evals.has_failed or not evals.has_begun)
 
     @property
     def counts(self) -> list[str]:

@@ -123,12 +123,14 @@ def test_the_table_has_final_means_and_median_times_to_the_goal():
 
 def test_curves_are_grouped_and_labels_name_what_differs_but_not_what_only_ends_or_evaluates_a_run(tmp_path):
     runs = [curve(), curve(), curve(learning_rate=0.01), curve(commit="abcdef0123+"), curve(algorithm="task")]
+    runs.append(curve(commit="0123456789 -> abcdef0123+"))
     runs.append(curve(env_id="Acrobot-v1"))
     assert labels(runs) == [
         "impala, learning-rate 0.001, commit 01234567 (2 runs)",
         "impala, learning-rate 0.01, commit 01234567",
         "impala, learning-rate 0.001, commit abcdef01+",
         "task",
+        "impala, learning-rate 0.001, commit 01234567 -> abcdef01+",
     ]
     assert labels(runs, "Acrobot-v1") == ["impala"]
     alike = [{"stop_return": 3.0}, {"max_seconds": 5.0, "seed": 2}, {"seed": 3, "eval_every": 100, "eval_max_steps": 9}]

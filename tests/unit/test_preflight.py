@@ -17,6 +17,7 @@ from a3c_mp.processes import slots
 from a3c_mp.run import acting, gpu
 from a3c_mp.run import preflight as limits
 from a3c_mp.run.preflight import check_limits, check_processes
+from a3c_mp.wrappers import ImageAndVector
 from train_a3c_data import Args as DataArgs
 from train_a3c_grad import Args as GradArgs
 
@@ -165,6 +166,7 @@ def test_every_process_besides_the_first_learner_takes_memory(num_learners, eval
     ("act_on", "image", "refusal", "device", "note"),
     [
         ("auto", True, "", "meta", "actors act on meta, with the learner's weights in shared GPU memory"),
+        ("auto", "beside a vector", "", "meta", "actors act on meta, with the learner's weights in shared GPU memory"),
         ("auto", True, "no handle", "cpu", "actors act on the CPU (processes cannot share memory of the GPU: no ha"),
         ("auto", False, "", "cpu", "actors act on the CPU (a net for vectors is faster there)"),
         ("cuda", False, "", "meta", "actors act on meta, with the learner's weights in shared GPU memory"),
@@ -174,7 +176,9 @@ def test_every_process_besides_the_first_learner_takes_memory(num_learners, eval
 def test_actors_act_on_the_gpu_where_that_is_faster_and_possible(act_on, image, refusal, device, note, monkeypatch):
     """A net on torch's device meta stands for one on a GPU: what is not the CPU."""
     monkeypatch.setattr(gpu, "why_not_shared", lambda device: refusal)
-    net = make_actor_critic(Box(0, 255, (4, 84, 84) if image else (4,), np.uint8), Discrete(2)).to("meta")
+    space = Box(0, 255, (4, 84, 84) if image is True else (4,), np.uint8)
+    space = ImageAndVector((3, 84, 84), space) if image == "beside a vector" else space
+    net = make_actor_critic(space, Discrete(2)).to("meta")
     found = acting.choose_acting(SimpleNamespace(act_on=act_on, precision="fp32"), net)
     assert (found.device, found.dtype) == (torch.device(device), torch.float32)
     assert found.note.startswith(note)

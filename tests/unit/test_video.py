@@ -48,7 +48,8 @@ FAILING = {
     ),
     "other channels": (picture(320, 320, 4), "change their size, from (320, 320, 3) to (320, 320, 4) after 1 steps;"),
     "none": (None, "cannot be rendered: TypeError: render() returned a NoneType, must be an image [H, W, 3]"),
-    "empty": (picture(0, 0, 3), "cannot be rendered: TypeError: render() returned a ndarray (0, 0, 3), must be an im"),
+    "empty": (picture(0, 0, 3), "cannot be rendered: TypeError: render() returned a ndarray (0, 0, 3) uint8, must be"),
+    "floats": (picture(320, 320, 3) / 2, "TypeError: render() returned a ndarray (320, 320, 3) float64, must be"),
     "error": (OSError("no window"), "cannot be rendered: OSError: no window (test_video.py:"),
 }
 
@@ -86,10 +87,13 @@ def test_a_video_that_cannot_be_written_to_the_end_leaves_no_file(register, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_environment_that_cannot_be_rendered_says_why(register, tmp_path):
-    env_id = register(entry_point=Rendered, changes={"images": (OSError("no window"),)})
+def test_an_environment_that_cannot_be_rendered_says_why_and_is_closed(register, tmp_path):
+    closed = []
+    changes = {"images": (OSError("no window"),), "close": lambda self: closed.append(1)}
+    env_id = register(entry_point=Rendered, changes=changes)
     with pytest.raises(ConfigError, match=r"OSError: no window \(test_video.py:\d+\).*leave --video out"):
         open_rendered(env_id, tmp_path / "game.mp4")
+    assert closed == [1]
 
 
 def test_a_video_that_could_not_be_written_is_refused_before_the_games(monkeypatch, tmp_path):
