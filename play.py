@@ -173,6 +173,7 @@ def main() -> int:
         if args.window:
             game = export.play_rendered(policy, rendered[0], seed=seed, max_steps=steps)
             print(f"in the window: a game of {game.length} steps, score {game.episode_return:.10g}")
+            close(rendered[0])  # which it may be again
         if video is not None:
             try:
                 game = export.record_episode(policy, run.env_id, rendered[-1], video, seed=seed, max_steps=steps)

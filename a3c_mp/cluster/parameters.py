@@ -113,7 +113,7 @@ class Reader:
     def load(self, net: nn.Module, exact: int | None = None) -> int:
         """Copy the newest version, or exactly that one, into `net`, and return it.
 
-        While the server is gone, it gets those that came last, unless there are none or others are asked for.
+        While the server is gone, the net gets the weights that came last, unless there are none or `exact` is another.
         """
         import ray
 

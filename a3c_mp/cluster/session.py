@@ -151,8 +151,8 @@ class Session:
     def is_waiting(self, actor_id: str) -> bool:
         """Whether no node has a place for an actor; if one has, its process may still be starting."""
         _, needs, refused, _ = self._started[actor_id]
-        is_share = 0 < needs.get("GPU", 0.0) < 1  # what is free may lie on several GPUs, none of which has so much
-        return actor_id in self.state.waiting and (is_share or not self.state.has_place(needs, refused))
+        needs_gpu = needs.get("GPU", 0.0) > 0  # what is free may lie in parts on several, none of which has so much
+        return actor_id in self.state.waiting and (needs_gpu or not self.state.has_place(needs, refused))
 
     def reserve_gpu(self, share: float) -> str:
         """Have Ray reserve a GPU of the trainer's node, or a share of one; returns its id. Raises ConfigError."""

@@ -146,7 +146,7 @@ def _check_own_net(net: Any, obs_shape: tuple[int, ...], shapes: tuple[tuple[int
         raise TypeError(f"{fixed[0]} is not floating-point; layers that count batches cannot be shared with actors")
     obs = torch.zeros(3, *obs_shape, dtype=torch.uint8 if net.norm.image else torch.float32)
     obs[1] = 255 if net.norm.image else 1
-    passes = []
+    passes, states = [], []
     with torch.no_grad():  # no decorator: it would be the place of the errors below
         net.body(net.norm.convert(obs))  # lazy layers have their sizes then
         state = {key: value.clone() for key, value in net.state_dict().items()}
@@ -154,6 +154,7 @@ def _check_own_net(net: Any, obs_shape: tuple[int, ...], shapes: tuple[tuple[int
             for key, value in net.state_dict().items():
                 value.copy_(state[key])  # `spectral_norm` changes its buffers in each pass
             passes.append(net.body(net.norm.convert(part)))
+            states.append(torch.cat([value.flatten() for value in net.state_dict().values()]))
     together, *alone = (outputs if len(shapes) > 1 else [outputs] for outputs in passes)
     given = tuple(tuple(output.shape) for output in together)
     if given != shapes:
@@ -164,5 +165,7 @@ def _check_own_net(net: Any, obs_shape: tuple[int, ...], shapes: tuple[tuple[int
         apart = torch.cat([part.flatten() for part in parts])
         if not torch.allclose(whole.flatten(), apart, rtol=0.0, atol=most, equal_nan=True):
             raise ValueError("outputs for an observation depend on chance, or on the others of a batch (batch_first?)")
+    if not all(torch.allclose(each, states[0], equal_nan=True) for each in states[1:]):
+        raise ValueError("its buffers change with the observations of a pass; they would differ in actors and learner")
     if bad := [key for key, value in net.state_dict().items() if not value.isfinite().all()]:
         raise ValueError(f"{bad[0]} has NaN or infinity; register a buffer that is a constant with persistent=False")

@@ -70,7 +70,7 @@ def _ours(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if OURS.fullmatch(path.name))
 
 
-def _steps(path: Path) -> str:
+def steps_of(path: Path) -> str:
     return path.stem[len("step_") :]  # twelve digits: they sort like numbers
 
 
@@ -79,7 +79,7 @@ def _prune(folder: Path) -> None:
     newest, best = list_checkpoints(folder)[:KEEP], list_checkpoints(folder, "best")
     kept = {*newest, *best[:1]}
     for path in newest:  # a run may be resumed from any of them
-        kept |= set([other for other in best if _steps(other) <= _steps(path)][:1])
+        kept |= set([other for other in best if steps_of(other) <= steps_of(path)][:1])
     for path in _ours(folder, "*"):
         if path.suffix == ".tmp" or (path.suffix != ".unused" and path.with_suffix(".pt") not in kept):
             path.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def set_aside_newer(path: Path) -> None:
     for old in (*_ours(path.parent, "*.unused"), *_ours(path.parent, "*.tmp")):  # of earlier starts: they may be large
         old.unlink(missing_ok=True)
     for file in _ours(path.parent, "*"):
-        if _steps(file) > _steps(path):
+        if steps_of(file) > steps_of(path):
             file.replace(file.with_suffix(file.suffix + ".unused"))
 
 

@@ -77,9 +77,9 @@ class Evaluations:
         self.run, self.snapshot = run, copy.deepcopy(run.net).cpu().requires_grad_(False)
 
     @property
-    def has_begun(self) -> bool:
-        """Whether evaluations decide by now: until the first one plays, training does, unless they have a goal."""
-        return self.every == 0 or self.goal is not None or self.finished > 0 or self.running is not None
+    def decides_now(self) -> bool:
+        """Whether evaluations decide by now: until the first result training does, unless they have a goal."""
+        return self.decides and (self.every == 0 or self.goal is not None or self.finished > 0)
 
     def record_restart(self, text: str) -> None:
         """Record that the evaluator has been replaced, and why."""

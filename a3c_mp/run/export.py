@@ -277,9 +277,13 @@ def frame_of(env: gymnasium.Env) -> np.ndarray:
     """The rendered image, uint8 [H, W, 3]; small ones are doubled, as video players blur them."""
     frame: Any = env.render()
     is_image = isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.size > 0 and frame.shape[2] <= 4
-    if not is_image or frame.dtype.kind not in "iu":
+    if is_image and frame.dtype.kind == "f" and frame.max() <= 1:
+        frame = (255 * frame).round()
+    elif is_image and frame.dtype.kind not in "iu":
+        is_image = False
+    if not is_image or not 0 <= frame.min() <= frame.max() <= 255:
         given = " ".join(str(getattr(frame, name, "")) for name in ("shape", "dtype"))
         given = f"{type(frame).__name__} {given}".rstrip()
-        raise TypeError(f"render() returned a {given}, must be an image [H, W, 3] of whole numbers from 0 to 255")
-    frame = frame.clip(0, 255).astype(np.uint8)
+        raise TypeError(f"render() returned a {given}, must be an image [H, W, 3] from 0 to 255, or from 0.0 to 1.0")
+    frame = frame.astype(np.uint8, copy=False)
     return frame.repeat(2, axis=0).repeat(2, axis=1) if frame.shape[0] < 300 else frame

@@ -223,6 +223,7 @@ class Learner:
                 if finite is not None:
                     name = f"{self.args.actor_name} {actor}"
                     verdicts.append(self._data_filter.check(finite, name, f"{self.setup.message} from {name}"))
+                    self.run.progress.has_data |= verdicts[-1]
             self.states.advance(their_reports)
         self._events = []
         if self.args.reward_scale is None:

@@ -118,6 +118,7 @@ class Progress:
         self.evals = Evaluations(args)
         self.best_mean = -math.inf  # of the checkpoints so far
         self.policy_lag = [0, 0]  # sum over rollouts, their number
+        self.has_data = False  # whether something without NaN has arrived to learn from, in this start
         self.started, self.seconds_before = time.monotonic(), 0.0  # the latter: of earlier starts
         self.budget_since: float | None = None  # set with the first rollout: `--max-seconds` count from then on
         self.confirmed_mean = -math.inf  # of games played to confirm that the task is solved, where a chapter does so
@@ -190,8 +191,7 @@ class Progress:
     @property
     def is_best(self) -> bool:
         """Whether a checkpoint written now is the best: the highest mean return, unless evaluations decide."""
-        evals = self.evals
-        return self.is_highest and (not evals.decides or evals.has_failed or not evals.has_begun)
+        return self.is_highest and (not self.evals.decides_now or self.evals.has_failed)
 
     @property
     def counts(self) -> list[str]:

@@ -208,11 +208,12 @@ class Run(RunState):
             # After a signal, workers are lost because they received it too.
             self.failed = self.exit_reason is None or not isinstance(error, WorkerError)
         self.exit_code = {signum.name: 128 + signum for signum in SIGNALS}.get(self.exit_reason or "", 0)
-        skipped = sum(number for name, number in self.counters.items() if name.endswith("_not_finite"))
-        has_data = skipped < self.progress.policy_lag[1]  # of so many rollouts: time has ended before there were enough
+        skipped = any(number for name, number in self.counters.items() if name.endswith("_not_finite"))
+        # Time may end before there is enough to learn from; where a gradient had NaN, there was enough.
+        had_no_time = self.progress.has_data and not reached_its_end and not self.counters["gradients_not_finite"]
         if error is not None and self.failed:
             self.exit_code, self.exit_reason = 1, f"error: {error_summary(describe_error(error))}"
-        elif skipped and not (self.exit_code or self.updates or (has_data and not reached_its_end)):
+        elif skipped and not (self.exit_code or self.updates or had_no_time):
             self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
             self.log.error(self.exit_reason)
         self.exit_reason = self.exit_reason or self.progress.stop_reason()

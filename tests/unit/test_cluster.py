@@ -617,7 +617,7 @@ def test_an_actor_without_heartbeats_is_killed_and_one_that_is_idle_is_not(fleet
     assert "sent no heartbeat for 1 s and was killed (--hang-seconds); restart 1 of 5" in fleets.said[0].text
 
 
-@pytest.mark.parametrize("needs", [None, {}, {"GPU": 0.4}], ids=["hangs", "waits for a place", "or for 0.4 of a GPU"])
+@pytest.mark.parametrize("needs", [None, {}, {"GPU": 1.0}], ids=["hangs", "waits for a place", "or for a GPU"])
 def test_an_actor_that_hangs_at_its_start_is_killed_and_one_without_a_place_is_not(fleets, killed, monkeypatch, needs):
     is_waiting = needs is not None
     monkeypatch.setattr(fleet_module, "START_SECONDS", 0.5)
@@ -626,7 +626,7 @@ def test_an_actor_that_hangs_at_its_start_is_killed_and_one_without_a_place_is_n
         if is_waiting:
             (actor_id,) = place = frozenset([fleet.actors[0].handle._actor_id.hex()])
             fleets.session.state = fleets.session.state._replace(waiting=place)
-            if needs:  # 0.2 of each of two GPUs is free
+            if needs:  # half of each of two GPUs is free
                 name, _, *rest = fleets.session._started[actor_id]
                 fleets.session._started[actor_id] = name, needs, *rest
                 free = dict.fromkeys(fleets.session.state.free, needs)

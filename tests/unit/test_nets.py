@@ -428,6 +428,17 @@ class Layer(nn.Module):
         self.forward = function
 
 
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, inputs):
+        outputs = inputs - self.mean
+        self.mean.lerp_(inputs.mean(0), 0.1)
+        return outputs
+
+
 def standardised(inputs):
     inputs = inputs - inputs.mean(0)
     return inputs / (inputs.square().sum(0) / (len(inputs) - 1)).sqrt()  # no number where there is only one
@@ -464,7 +475,8 @@ OWN_NETS = {
     "noise": (lambda: Body(layer=Layer(lambda inputs: inputs + torch.randn_like(inputs))), r"depend on chance"),
     "its own statistics of a batch": (lambda: Body(layer=Layer(standardised)), r"depend on chance, or on the others"),
     "a spectral norm": (lambda: Body(layer=nn.utils.spectral_norm(nn.Linear(4, 4))), None),
-    "bfloat16": (lambda: Body(layer=Layer(lambda inputs: inputs.bfloat16().sin().float())), None),
+    "a step of bfloat16": (lambda: Body(layer=Layer(lambda inputs: inputs * (1 + 2**-8 * (len(inputs) > 1)))), None),
+    "its own running mean": (lambda: Body(layer=Centred()), "its buffers change with the observations of a pass"),
     "no number": (lambda: Body(layer=Layer(lambda inputs: inputs / inputs.norm(dim=1, keepdim=True))), None),
     "a lazy layer": (lambda: Body(layer=nn.LazyLinear(4)), None),
     "a mask": (lambda: Body(state=torch.tensor(-math.inf)), "state has NaN or infinity; register a buffer that is"),

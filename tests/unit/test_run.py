@@ -405,15 +405,18 @@ def test_the_time_limit_counts_from_the_first_rollout(args, clock):
 
 
 @pytest.mark.parametrize(
-    ("rollouts", "expected"),
-    [(1, (1, "error: no update, because of NaN or inf; see the warnings above")), (10, (0, "max_seconds"))],
+    ("has_data", "counter", "expected"),
+    [
+        (False, "blocks_not_finite", (1, "error: no update, because of NaN or inf; see the warnings above")),
+        (True, "blocks_not_finite", (0, "max_seconds")),
+        (True, "gradients_not_finite", (1, "error: no update, because of NaN or inf; see the warnings above")),
+    ],
 )
-def test_a_run_of_nan_alone_has_failed_also_where_its_time_is_over(args, clock, rollouts, expected):
+def test_a_run_of_nan_alone_has_failed_also_where_its_time_is_over(args, clock, has_data, counter, expected):
     with a_run(replace(args, max_seconds=60.0)) as run:
         run.count_time_from(clock[0] - 70)
-        for _ in range(rollouts):  # of chapter 3, say, that it has not begun to learn from
-            run.record_rollout(1, [], 0, 0)
-        run.counters["blocks_not_finite"] += 1
+        run.progress.has_data = has_data  # of chapter 3, say, that does not learn yet
+        run.counters[counter] += 1
         assert run.should_stop()
     assert (run.exit_code, run.exit_reason) == expected
 

@@ -20,6 +20,7 @@ from a3c_mp.config import FORMAT, CommonArgs
 from a3c_mp.errors import ConfigError, shown
 from a3c_mp.processes import program
 from a3c_mp.run import run_dir as folder
+from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.run import Run
 from a3c_mp.run.run_dir import describe_run
 
@@ -167,6 +168,13 @@ def test_the_net_of_the_best_evaluation_is_written_once_there_is_space(args):
     run.checkpointer.save()
     (path,) = run.checkpointer.folder.glob("best_*.pt")
     assert torch.load(path)["net"]["weight"].equal(best["weight"])
+
+
+def test_the_net_of_an_evaluation_takes_the_place_of_what_training_called_the_best_meanwhile(args):
+    run, net = ten_steps(a_run(args)), nn.Linear(2, 2)
+    run.checkpointer.save_best(net, 50)
+    run.checkpointer.save_best(net, 20)
+    assert [path.name for path in list_checkpoints(run.checkpointer.folder, "best")] == ["best_000000000020.pt"]
 
 
 @pytest.mark.parametrize("starts", [3, [3], [{}]])

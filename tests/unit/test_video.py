@@ -49,7 +49,7 @@ FAILING = {
     "other channels": (picture(320, 320, 4), "change their size, from (320, 320, 3) to (320, 320, 4) after 1 steps;"),
     "none": (None, "cannot be rendered: TypeError: render() returned a NoneType, must be an image [H, W, 3]"),
     "empty": (picture(0, 0, 3), "cannot be rendered: TypeError: render() returned a ndarray (0, 0, 3) uint8, must be"),
-    "floats": (picture(320, 320, 3) / 2, "TypeError: render() returned a ndarray (320, 320, 3) float64, must be"),
+    "floats": (picture(320, 320, 3) + 1.5, "TypeError: render() returned a ndarray (320, 320, 3) float64, must be"),
     "error": (OSError("no window"), "cannot be rendered: OSError: no window (test_video.py:"),
 }
 
