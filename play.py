@@ -38,8 +38,8 @@ from a3c_mp.wrappers import ActionScaling, close
 @dataclass(frozen=True)
 class Args:
     run: Path
-    """run folder, runs/<name>: evaluates its best checkpoint; or one file: a checkpoint (.pt), or what --export
-    wrote (.safetensors)"""
+    """run folder, runs/<name>: evaluates its best checkpoint; or one file: a checkpoint of such a folder (.pt), or
+    what --export wrote (.safetensors)"""
     episodes: Count = 20
     """number of evaluation episodes, each a whole game"""
     max_steps: Count = CommonArgs.eval_max_steps

@@ -276,7 +276,7 @@ def test_noise_is_as_large_and_as_persistent_as_it_should_be():
 def test_the_log_says_that_games_with_exploration_decide_when_the_run_ends(name, greedy):
     args = replace(ARGS, algo=name, stop_return=5.0, **({"epsilon": 0.0, "noise": 0.0} if greedy else {}))
     log = "\n".join(first_lines(args, a_case(name)[3][0]))
-    assert ("; --eval-every N --stop-eval-return R: of greedy games)" in log) is not greedy
+    assert ("; --eval-every N --stop-eval-return R --stop-return none: of greedy games)" in log) is not greedy
     assert ("(the mean return of games with exploration" in log) is not greedy
     goal = first_lines(replace(args, eval_every=100, stop_eval_return=5.0), a_case(name)[3][0])
     assert not any("--eval-every N" in line for line in goal), "it is given"
