@@ -50,7 +50,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
     ends = {name: getattr(args, name) for name in ENDS if getattr(args, name) is not None}
     goal = f"the run ends at {' or '.join(f'--{flag_name(name)} {value:,}' for name, value in ends.items())}"
     if args.games_explore and "stop_return" in ends:
-        offer = "" if args.stop_eval_return is not None else "; --eval-every N --stop-eval-return R --stop-return none: of greedy games"
+        offer = "; --eval-every N --stop-eval-return R --stop-return none: of greedy games"
+        offer = offer if args.stop_eval_return is None else ""
         goal += f" (the mean return of games with exploration{offer})"
     lines.append(goal if len(ends) > 1 else f"{goal}; Ctrl-C ends it sooner and keeps what was learned")
     explorers = f", of which {args.explorers or 'none'} explore" if getattr(args, "explore_envs", 0) else ""
