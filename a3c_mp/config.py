@@ -171,8 +171,9 @@ class RewardArgs:
     """discount factor gamma"""
     reward_clip: bool = True
     """clip rewards to their sign for learning, default: on Atari only; reported returns stay raw"""
-    reward_scale: NonNegative | None = 1.0
-    """multiply rewards by this for learning, after clipping; none: divide by the deviation of the returns so far"""
+    reward_scale: Annotated[float, Between(1e-30)] | None = 1.0
+    """multiply rewards by this for learning, after clipping (1: leave them as they are); none: divide by the deviation
+    of the returns so far"""
     life_loss_terminal: bool = True
     """treat a lost life as terminal for learning (episodic life); the game goes on"""
     normalize_obs: bool = True

@@ -63,7 +63,8 @@ class Args(RolloutArgs):
     clip_pg_rho: NonNegative = 1.0
     """V-trace pg-rho-bar: max importance weight of a policy-gradient advantage"""
     replay_proportion: Annotated[float, Between(0, 0.99)] = 0.0
-    """share of a batch that is sampled from the replay buffer; more where new unrolls do not divide evenly"""
+    """share of a batch that is sampled from the replay buffer: of all its unrolls but one at most, and more where new
+    unrolls do not divide evenly"""
     replay_size: Count = 1000
     """replay buffer size (unrolls), for --replay-proportion"""
     num_learners: Annotated[int, Between(1, 64)] = 1
@@ -191,7 +192,11 @@ class ImpalaSetup(RolloutSetup):
         self.kept = {"replay": self.replay}
 
     def begin(self, learner: Learner) -> None:
-        if learner.args.deterministic and learner.steps and self.replay.capacity and learner.group.size > 1:
+        args = learner.args
+        if args.replay_proportion > (share := 1 - 1 / args.batch_unrolls):
+            text = f"of {args.batch_unrolls} unrolls in a batch one is new at least, so {share:g} of it is replayed"
+            learner.run.log.warning(f"{text}, not {args.replay_proportion:g}: raise --batch-unrolls")
+        if args.deterministic and learner.steps and self.replay.capacity and learner.group.size > 1:
             text = "checkpoints hold no replayed unrolls of learners 1, 2, ...; determinism is lost from here on"
             learner.run.log.warning(text)
 

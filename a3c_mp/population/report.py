@@ -51,6 +51,7 @@ class Report:
         self._write_lineage()
         run.metrics.headline = self._headline
         run.log.info(describe_genes(self.args))
+        self._warn_of_target_nets()
         self.show_progress()
 
     def show_progress(self) -> None:
@@ -62,6 +63,15 @@ class Report:
         if int(self.population.memory.confirming) >= 0:
             text = f"the fittest member plays {self.args.confirm_episodes} games that confirm it"
         self.run.metrics.show_pending(steps, text)
+
+    def _warn_of_target_nets(self) -> None:
+        """Warn if the target net of a member stays as it is, as its settings are now."""
+        args = vars(self.args)
+        if "target_period" in args and "target_period" not in self.args.evolving:
+            updates = self.args.total_steps // self.args.population // args["learn_every"]
+            if args["target_rate"] == 0 or updates < args["target_period"]:
+                fix = "lower --target-period" if args["target_rate"] else "raise --target-rate"
+                self.run.log.warning(f"the target net of a member stays as it is in its {updates:,} updates: {fix}")
 
     def log_interruption(self) -> None:
         """Log which steps are lost, if a signal or the end of the time has interrupted a generation."""
@@ -111,6 +121,7 @@ class Report:
         own = genome.settings(self.args)
         lengths, counts = result["eval_lengths"], dict(zip(COUNTS, result["counts"].tolist(), strict=True))
         updates = counts.pop("updates")
+        run.progress.has_data |= counts["transitions_not_finite"] < self.args.rounds * self.args.num_envs
         run.progress.updates += updates
         run.progress.samples += updates * own.batch_size
         run.counters["evaluation_steps"] += int(lengths.sum())

@@ -151,6 +151,7 @@ ATTACHED = "--attach-to tcp://127.0.0.1:9"
 SPECIAL = """
 a3c_data | --batch-size 1e6 | batch-size=1000000: a rollout has only 32 * 8
 a3c_data | HUGE | GiB is free; lower --num-actors, --num-envs
+impala | --reward-scale 0 | reward-scale=0.0: must be 1e-30 or more
 impala | HUGE --replay-proportion 0 | GiB is free; lower --num-actors, --num-envs
 apex_dqn | --net deep | net=deep: observations are of shape (4,), it needs images
 apex_ddpg | --policy-delay 3 | policy-delay=3: --algo=ddpg does not use it; use --algo td3 (chapter 3)

@@ -1,6 +1,7 @@
 """IMPALA's batches and loss: what is drawn, what stays together, and which way the gradient points."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from inline import random_rollout
 
 import train_impala
-from a3c_mp.algorithms.impala import PRESETS, Args, UnrollReplay, batches, rollouts_per_round, select
+from a3c_mp.algorithms.impala import PRESETS, Args, ImpalaSetup, UnrollReplay, batches, rollouts_per_round, select
 from a3c_mp.data.rollout import episode_starts, join, rollout_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths import returns
@@ -124,3 +125,14 @@ def test_without_vtrace_the_policy_that_acted_plays_no_part(vtrace, scale):
     other = batch._replace(behaviour_logits=batch.behaviour_logits + torch.tensor(scale))
     first, second = (train_impala.loss(args, net, unrolls, ALONE)[0] for unrolls in (batch, other))
     assert torch.equal(first, second) != vtrace
+
+
+@pytest.mark.parametrize(
+    ("unrolls", "proportion", "warns"), [(16, 0.9375, 0), (8, 0.9375, 1), (4, 0.875, 1), (16, 0.99, 1), (1, 0.0, 0)]
+)
+def test_a_batch_with_less_replay_than_was_asked_for_says_so(unrolls, proportion, warns):
+    said = []
+    args = Args(batch_unrolls=unrolls, replay_proportion=proportion)
+    log = SimpleNamespace(warning=said.append)
+    ImpalaSetup.begin(None, SimpleNamespace(args=args, run=SimpleNamespace(log=log)))
+    assert len(said) == warns

@@ -16,6 +16,7 @@ from a3c_mp.population.evolution import Genome, first_members
 from a3c_mp.population.genes import Gene
 from a3c_mp.population.growth import MemberState, layers_by_depth
 from a3c_mp.population.population import EliteNet, Population, PopulationMemory, saved_net
+from a3c_mp.population.report import Report
 from a3c_mp.population.settings import check_settings
 from a3c_mp.processes.pool import Token
 from a3c_mp.run.preflight import probe_env
@@ -296,3 +297,22 @@ def test_the_net_of_the_fittest_is_restored_with_its_architecture():
     assert loaded.genome == large
     obs = torch.randn(5, 4)
     assert torch.equal(loaded.net(obs)[0], net(obs)[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [
+        ({}, 0),
+        ({"target_period": 20_000}, 1),
+        ({"target_rate": 0.0}, 1),
+        ({"target_period": 20_000, "evolving": ("target_period",)}, 0),
+        ({"learn_every": 100}, 1),
+    ],
+)
+def test_a_target_net_that_never_moves_is_named(settings, warns):
+    said = []
+    own = {"total_steps": 400_000, "population": 6, "learn_every": 4, "target_period": 1_000, "target_rate": 1.0}
+    args = SimpleNamespace(**{**own, "evolving": (), **settings})
+    run = SimpleNamespace(log=SimpleNamespace(warning=said.append))
+    Report._warn_of_target_nets(SimpleNamespace(args=args, run=run))
+    assert len(said) == warns
