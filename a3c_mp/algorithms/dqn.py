@@ -18,8 +18,9 @@ from a3c_mp.algorithms.apex import ladder
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics
-from a3c_mp.nets.build import DEFAULT_NET, NetSpec, check_net, make_own_net
+from a3c_mp.nets.build import DEFAULT_NET, NetSpec, check_net
 from a3c_mp.nets.layers import image_shape
+from a3c_mp.nets.own import make_own_net
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.nets.q_values import DuelingQ, OwnQ, QNet
 from a3c_mp.processes.slots import Spec

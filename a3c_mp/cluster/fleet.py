@@ -205,10 +205,9 @@ class Fleet:
         session, kinds, text = self.session, self.session.ray.exceptions, str(error)
         # Results or connections of a lost node may be noticed before its death.
         is_lost = actor.pid and isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
-        is_own = getattr(error, "actor_init_failed", False)  # then the text is that of an environment's exception
-        says_so = not is_own and ("node has died" in text or "node was" in text)
-        if isinstance(error, kinds.RayTaskError) or (not actor.pid and not says_so and "creation task" in text):
+        if isinstance(error, kinds.RayTaskError) or getattr(error, "actor_init_failed", False):  # in its constructor
             return "raised an exception", text, False
+        says_so = "node has died" in text or "node was" in text
         if says_so or (is_lost and session.wait_for(lambda: actor.node_id not in session.state.nodes)):
             return "was lost with its node", "", True
         return "died", "", False

@@ -167,6 +167,14 @@ class Progress:
     def wall_seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
 
+    def learned_nothing(self, reached_its_end: bool) -> bool:
+        """Whether there was no update because of NaN or inf, not because the run has ended too early."""
+        skipped = any(number for name, number in self.counters.items() if name.endswith("_not_finite"))
+        is_early = not reached_its_end or self.steps <= vars(self.args).get("learning_starts", 0)
+        # Where a gradient had NaN, there was enough to learn from.
+        had_no_time = self.has_data and is_early and not self.counters["gradients_not_finite"]
+        return skipped and not self.updates and not had_no_time
+
     def record_solved(self) -> None:
         """Record when a mean return, of training or evaluation, first reaches its goal."""
         if self.solved_at is None and self._is_solved:

@@ -208,13 +208,9 @@ class Run(RunState):
             # After a signal, workers are lost because they received it too.
             self.failed = self.exit_reason is None or not isinstance(error, WorkerError)
         self.exit_code = {signum.name: 128 + signum for signum in SIGNALS}.get(self.exit_reason or "", 0)
-        skipped = any(number for name, number in self.counters.items() if name.endswith("_not_finite"))
-        # A run may end before there is enough to learn from; where a gradient had NaN, there was enough.
-        is_early = not reached_its_end or self.steps <= vars(self.args).get("learning_starts", 0)
-        had_no_time = self.progress.has_data and is_early and not self.counters["gradients_not_finite"]
         if error is not None and self.failed:
             self.exit_code, self.exit_reason = 1, f"error: {error_summary(describe_error(error))}"
-        elif skipped and not (self.exit_code or self.updates or had_no_time):
+        elif not self.exit_code and self.progress.learned_nothing(reached_its_end):
             self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
             self.log.error(self.exit_reason)
         self.exit_reason = self.exit_reason or self.progress.stop_reason()

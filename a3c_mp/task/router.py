@@ -97,10 +97,7 @@ class Router:
             return [port.socket.FD for port in self._ports]
 
     def send(self, event: str, *args: Any, to: str = "*") -> None:
-        """Send an event to the node `to`, or to all that this one is connected to, without waiting; from any thread.
-
-        Raises TypeError and ValueError as `encode`.
-        """
+        """Send to a node, or to all, without waiting, from any thread. Raises TypeError and ValueError as `encode`."""
         with self._lock:
             if links := self._links_to(to):
                 frames = encode(event, args)
