@@ -80,6 +80,8 @@ ROWS = [
     Row("games", "games-sticky", 10, games, "--sticky --like=Pong --seeds=3"),
     Row("games", "games-sticky-apex_dqn", 17, games,
         "--chapter=apex_dqn --sticky --like=Pong --num-quantiles=32 --seeds=3"),
+    Row("games", "games-sticky-apex_dqn-resnet", 25, games,
+        "--chapter=apex_dqn --sticky --like=Pong --num-quantiles=32 --net=resnet --seeds=3"),
     Row("games", "games-plain", 10, games, "--seeds=2"),
     Row("peers", "peers-rates", 1.7, peers, f"--seconds=75 --seeds=3 --rows a3c_data {' '.join(OTHERS)}"),
     *(Row("peers", f"peers-{name}", 45, peers, f"--seconds=2700 --seeds=2 --stop-return=18 --rows {name}")
