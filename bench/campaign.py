@@ -154,7 +154,8 @@ def state_of(row: Row, files: Sequence[Result], commits: Sequence[str]) -> State
     def key(result: Result) -> list[object]:
         env_id = "" if result["kind"] == "games" else result["env_id"]
         flags = ("sticky", "like", "stop_return")
-        return [result["kind"], result["chapter"], env_id, *map(result["bench"].get, flags)]
+        net = games.net_of(result) if result["kind"] == "games" else ""  # rows of two nets are compared
+        return [result["kind"], result["chapter"], env_id, net, *map(result["bench"].get, flags)]
 
     try:
         head, plan = planned(row)

@@ -193,9 +193,10 @@ class ImpalaSetup(RolloutSetup):
 
     def begin(self, learner: Learner) -> None:
         args = learner.args
-        if args.replay_proportion > (share := 1 - 1 / args.batch_unrolls):
-            text = f"of {args.batch_unrolls} unrolls in a batch one is new at least, so {share:g} of it is replayed"
-            learner.run.log.warning(f"{text}, not {args.replay_proportion:g}: raise --batch-unrolls")
+        if args.replay_proportion - (share := 1 - args.fresh_unrolls / args.batch_unrolls) > 0.02:
+            text = f"{args.fresh_unrolls} of the {args.batch_unrolls} unrolls in a batch are new, at least"
+            text += f": {share:g} of it is replayed, not {args.replay_proportion:g}; raise --batch-unrolls"
+            learner.run.log.warning(text)
         if args.deterministic and learner.steps and self.replay.capacity and learner.group.size > 1:
             text = "checkpoints hold no replayed unrolls of learners 1, 2, ...; determinism is lost from here on"
             learner.run.log.warning(text)

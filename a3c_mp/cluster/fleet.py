@@ -205,9 +205,9 @@ class Fleet:
         session, kinds, text = self.session, self.session.ray.exceptions, str(error)
         # Results or connections of a lost node may be noticed before its death.
         is_lost = actor.pid and isinstance(error, (kinds.ObjectLostError, kinds.ActorUnavailableError))
-        if isinstance(error, kinds.RayTaskError) or getattr(error, "actor_init_failed", False):  # in its constructor
+        if isinstance(error, kinds.RayTaskError) or getattr(error, "actor_init_failed", False):
             return "raised an exception", text, False
-        says_so = "node has died" in text or "node was" in text
+        says_so = "node has died" in text or "node was" in text  # as an environment's error above may, too
         if says_so or (is_lost and session.wait_for(lambda: actor.node_id not in session.state.nodes)):
             return "was lost with its node", "", True
         return "died", "", False

@@ -65,13 +65,16 @@ class Report:
         self.run.metrics.show_pending(steps, text)
 
     def _warn_of_target_nets(self) -> None:
-        """Warn if the target net of a member stays as it is, as its settings are now."""
+        """Warn if no member's target net ever moves."""
         args = vars(self.args)
-        if "target_period" in args and "target_period" not in self.args.evolving:
+        if {"target_period", "target_rate", "learn_every"} <= args.keys():
             updates = self.args.total_steps // self.args.population // args["learn_every"]
-            if args["target_rate"] == 0 or updates < args["target_period"]:
-                fix = "lower --target-period" if args["target_rate"] else "raise --target-rate"
-                self.run.log.warning(f"the target net of a member stays as it is in its {updates:,} updates: {fix}")
+            is_fixed = not {"target_period", "learn_every"} & set(self.args.evolving)
+            if args["target_rate"] == 0 and "target_rate" not in self.args.evolving:
+                self.run.log.warning("the target net of a member never moves: raise --target-rate")
+            elif is_fixed and updates < args["target_period"]:
+                what = f"the target net of a member never moves in its {updates:,} updates"
+                self.run.log.warning(f"{what}: lower --target-period")
 
     def log_interruption(self) -> None:
         """Log which steps are lost, if a signal or the end of the time has interrupted a generation."""

@@ -170,7 +170,9 @@ class Progress:
     def learned_nothing(self, reached_its_end: bool) -> bool:
         """Whether there was no update because of NaN or inf, not because the run has ended too early."""
         skipped = any(number for name, number in self.counters.items() if name.endswith("_not_finite"))
-        is_early = not reached_its_end or self.steps <= vars(self.args).get("learning_starts", 0)
+        args = vars(self.args)
+        steps = min(self.steps, args["total_steps"]) // args.get("population", 1)  # the last round may go beyond
+        is_early = not reached_its_end or steps <= args.get("learning_starts", 0)
         # Where a gradient had NaN, there was enough to learn from.
         had_no_time = self.has_data and is_early and not self.counters["gradients_not_finite"]
         return skipped and not self.updates and not had_no_time

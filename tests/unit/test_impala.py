@@ -128,7 +128,8 @@ def test_without_vtrace_the_policy_that_acted_plays_no_part(vtrace, scale):
 
 
 @pytest.mark.parametrize(
-    ("unrolls", "proportion", "warns"), [(16, 0.9375, 0), (8, 0.9375, 1), (4, 0.875, 1), (16, 0.99, 1), (1, 0.0, 0)]
+    ("unrolls", "proportion", "warns"),
+    [(16, 0.9375, 0), (8, 0.9375, 1), (4, 0.875, 1), (16, 0.99, 1), (1, 0.0, 0), (16, 0.94, 0), (4, 0.6, 1)],
 )
 def test_a_batch_with_less_replay_than_was_asked_for_says_so(unrolls, proportion, warns):
     said = []

@@ -306,7 +306,9 @@ def test_the_net_of_the_fittest_is_restored_with_its_architecture():
         ({"target_period": 20_000}, 1),
         ({"target_rate": 0.0}, 1),
         ({"target_period": 20_000, "evolving": ("target_period",)}, 0),
+        ({"target_rate": 0.0, "evolving": ("target_period",)}, 1),
         ({"learn_every": 100}, 1),
+        ({"learn_every": 100, "evolving": ("learn_every",)}, 0),
     ],
 )
 def test_a_target_net_that_never_moves_is_named(settings, warns):

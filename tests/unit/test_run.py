@@ -17,6 +17,7 @@ from harness import open_files
 from torch import nn
 
 from a3c_mp.algorithms.actor_critic_settings import PPOArgs
+from a3c_mp.algorithms.apex_settings import Args as ApexArgs
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
 from a3c_mp.data.resume_states import ActorLayout
@@ -418,6 +419,19 @@ def test_a_run_of_nan_alone_has_failed_also_where_its_time_is_over(args, clock, 
         run.progress.has_data = has_data  # of chapter 3, say, that does not learn yet
         run.counters[counter] += 1
         assert run.should_stop()
+    assert (run.exit_code, run.exit_reason) == expected
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"),
+    [(1000, (0, "total_steps")), (32, (1, "error: no update, because of NaN or inf; see the warnings above"))],
+)
+def test_a_run_that_ends_before_learning_starts_has_not_failed_by_one_nan(args, starts, expected):
+    args = ApexArgs(env_id=args.env_id, runs_dir=args.runs_dir, run_name="r", total_steps=1000, learning_starts=starts)
+    with a_run(args) as run:
+        run.record_rollout(1024, [], 0, 0)
+        run.progress.has_data = True
+        run.counters["blocks_not_finite"] += 1
     assert (run.exit_code, run.exit_reason) == expected
 
 
