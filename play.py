@@ -124,7 +124,7 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
         finally:
             print_scores(played, args)
     if (returns := run.state.get("returns")) and args.member is None and not args.random:
-        text = f"training's mean return at this checkpoint: {np.mean(returns):.2f} over {len(returns)} games"
+        text = f"training's mean return at this checkpoint: {rounded(np.mean(returns))} over {len(returns)} games"
         print(f"{text} (with exploration, in part by earlier weights)")
         scores = [game.episode_return for game in played]
         is_cut = any(game.length >= args.max_steps for game in played)
@@ -132,6 +132,11 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
             is_worse = np.mean(returns) - np.mean(scores) > max(np.std(returns), np.std(scores))
         if is_worse and not (args.sampled or run.algo or is_cut):
             print("that is much more than these greedy games: --sampled plays with the policy's own probabilities")
+
+
+def rounded(value: float) -> str:
+    """Two decimals, or two digits of a small return."""
+    return f"{value:.2g}" if 0 < abs(value) < 0.1 else f"{value:.2f}"
 
 
 def print_scores(played: Sequence[Episode], args: Args) -> None:
@@ -143,8 +148,8 @@ def print_scores(played: Sequence[Episode], args: Args) -> None:
     scores, lengths = np.array([game.episode_return for game in played]), np.array([game.length for game in played])
     print("raw scores: " + " ".join(f"{score:.10g}" for score in scores))
     with np.errstate(invalid="ignore"):  # of infinite ones
-        spread = f"standard deviation {scores.std():.2f}, min {scores.min():.10g}, max {scores.max():.10g}"
-    print(f"mean {scores.mean():.2f}, {spread}, {len(scores)} games of {lengths.mean():.0f} steps on average")
+        spread = f"standard deviation {rounded(scores.std())}, min {scores.min():.10g}, max {scores.max():.10g}"
+    print(f"mean {rounded(scores.mean())}, {spread}, {len(scores)} games of {lengths.mean():.0f} steps on average")
     if cut := (lengths >= args.max_steps).sum():
         print(f"{cut} of them reached {args.max_steps:,} steps, where they are cut (--max-steps)")
 

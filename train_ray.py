@@ -72,7 +72,7 @@ class RayCarrier:
         def store(slot: int, result: tuple[Any, Any, Any], rows: Any) -> Any:
             payload, fields, state = result
             self.cluster.packer.unpack(fields, memory.slots[slot])
-            memory.states.store(slot, state)
+            memory.states.write(slot, lambda: state)
             return (*payload, rows) if memory.more else payload
 
         setup = self.cluster.packer, memory.weights.reader(), memory.more, self.cluster.spaces

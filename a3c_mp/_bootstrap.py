@@ -27,7 +27,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 MADV_HUGEPAGE, HUGE_PAGE = 14, 2**21  # of madvise(2)
 OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
 HEAP = ctypes.c_size_t(2**30 - 2 * HUGE_PAGE)
-PR_SET_PDEATHSIG = 1  # of prctl(2)
+PR_SET_PDEATHSIG, MFD_CLOEXEC = 1, 1  # of prctl(2), memfd_create(2)
 
 PARENT_VARIABLE = "A3C_MP_PARENT_PID"
 """environment variable with the parent's pid, and the signal at its end if that is not SIGKILL; read before imports"""
@@ -55,6 +55,15 @@ with suppress(OSError, AttributeError):  # another C library
         start = -(-block // HUGE_PAGE) * HUGE_PAGE
         libc.madvise(ctypes.c_void_p(start), HEAP, MADV_HUGEPAGE)
         libc.free(ctypes.c_void_p(block))
+
+
+def open_memory(name: str) -> int:
+    """Open an anonymous file (memfd_create), also where Python was built against an older glibc, as conda's is."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    if (descriptor := ctypes.CDLL(None, use_errno=True).memfd_create(name.encode(), MFD_CLOEXEC)) < 0:
+        raise OSError(number := ctypes.get_errno(), os.strerror(number))
+    return descriptor
 
 
 def end_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:

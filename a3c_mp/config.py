@@ -49,7 +49,7 @@ class CommonArgs:
     actors_flag = "num-actors"  # the flag that says how many actors there are, for error messages
     actor_name = "actor"  # what the chapter calls one, in messages
     actors_learn = False  # whether actors compute gradients
-    games_explore = False  # whether all games of the mean return have exploration that the trained policy has not
+    games_explore = False  # whether all games of the mean return have exploration, which evaluations do not
     has_fitness = False  # whether games that evaluate each generation are what counts, not those of training
     evaluates_elsewhere = False  # whether the chapter has an evaluator of its own
     continuous: ClassVar[Mapping[str, Any]] = {}  # defaults without a preset, for environments with continuous actions;
@@ -73,7 +73,7 @@ class CommonArgs:
     frame_stack: Annotated[int, Between(1, 64)] | None = None
     """images of the last steps in an observation, as its channels; default: 1, Atari's 4"""
     cuda: bool = False
-    """train on the GPU (cuda:0)"""
+    """train on the GPU (cuda:0), several learners or members on one each (cuda:0, cuda:1, ...)"""
     act_on: Literal["auto", "cpu", "cuda"] = "auto"
     """with --cuda: where actors compute; auto: on the GPU for images, if processes can share its memory"""
     cuda_graph: bool = True

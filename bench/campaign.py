@@ -1,7 +1,7 @@
 """All rows of the results' tables again, by one commit on one kind of machine: one command that goes on any day.
 
     python bench/campaign.py --list                   the rows, how many of their runs there are, and the hours left
-    python bench/campaign.py --rows pong games        rows by how their names begin; without --rows all of them
+    python bench/campaign.py --rows pong games        rows by their names, or how they begin; without it all of them
     python bench/campaign.py --hours 8                starts no run after eight hours; the same command goes on later
 
 A row is a command of another benchmark. Its file in bench/results, saved after every run, is found by its settings, so
@@ -92,7 +92,7 @@ ROWS = [
 @dataclass(frozen=True)
 class Args:
     rows: tuple[str, ...] = ()
-    """rows, by how their names begin: "pong", "games", "peers-rllib"; default: all"""
+    """rows, by their names or how these begin: "pong", "games", "peers-rllib"; default: all"""
     list: bool = False
     """list the rows and end"""
     hours: Positive | None = None
@@ -245,7 +245,9 @@ def run_rows(states: dict[Row, State], args: Args) -> list[str]:
 
 def main() -> int:
     args = parse_plain(Args, __doc__)
-    chosen = [row for row in ROWS if not args.rows or row.name.startswith(args.rows)]
+    names = {row.name for row in ROWS}.intersection(args.rows)
+    begins = tuple(name for name in args.rows if name not in names)
+    chosen = [row for row in ROWS if not args.rows or row.name in names or row.name.startswith(begins)]
     if not chosen:
         raise ConfigError("rows", " ".join(args.rows), "no such row", f"one of: {' '.join(row.name for row in ROWS)}")
     groups, failed = {row.group for row in chosen}, []

@@ -33,6 +33,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -56,7 +57,7 @@ MISHAPS = "MISHAPS"
 
 
 def in_actor_0():
-    return multiprocessing.current_process().name in ("worker-0", "collector-0")
+    return multiprocessing.current_process().name in ("worker-0", "collector-0") or "--standalone" in sys.argv
 
 
 def next_mishap():
@@ -118,6 +119,7 @@ IN_A_STEP = {
     "killed at last": partial(signal.raise_signal, signal.SIGKILL),
     "raised": catch_fire,
     "hung": partial(time.sleep, 3600),
+    "left": partial(sys.exit, 0),
     "stopped": partial(signal.raise_signal, signal.SIGSTOP),
 }
 """mishap -> what happens in the step of the environment"""

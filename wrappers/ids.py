@@ -95,6 +95,14 @@ def wrapped(env: gymnasium.Env, wrappers: Sequence[str]) -> gymnasium.Env:
     return env
 
 
+def keep_rewards(wrappers: Sequence[str]) -> bool:
+    """Whether wrappers, as of `wrapped`, are known to leave rewards as they are: by their kind, or gymnasium's own."""
+    makers = [_imported(*text.partition(",")[0].split(":")) for text in wrappers]
+    kinds = (gymnasium.ObservationWrapper, gymnasium.ActionWrapper)
+    own = [m.__module__.startswith("gymnasium.") and "Reward" not in m.__name__ for m in makers]
+    return all(is_own or (isinstance(m, type) and issubclass(m, kinds)) for m, is_own in zip(makers, own, strict=True))
+
+
 def split_id(env_id: str) -> tuple[str, dict[str, Any]]:
     """`Env-v0?size=5` -> (`Env-v0`, {"size": 5}); values are JSON or Python literals, else text.
 

@@ -171,6 +171,8 @@ class ApexSetup(Setup):
                         batch = batch.to(learner.device)
                         if learner.updates % NORM_PERIOD == 0:
                             learner.update_norm(batch.obs, "the replay")
+                            if learner.updates == 0:  # its own follow slowly, and begin where nothing was known
+                                self.target_net.norm.load_state_dict(learner.net.norm.state_dict())
                         yield batch
                 if not learner.end_round(publish=learner.updates > updates):
                     return  # the replay is saved as it is now: actors may not append to it

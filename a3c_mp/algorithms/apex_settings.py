@@ -56,8 +56,8 @@ class ReplayArgs(RewardArgs, CommonArgs):
 
     @property
     def error_width(self) -> float:
-        """Errors up to this are squared: rewards that are scaled reach it, and a value that follows large ones by their
-        sign alone would be a median."""
+        """Errors up to this are squared: scaled rewards reach it. Beyond it the sign alone of an error counts, and a
+        value that is learned from signs is a median of returns, not their mean."""
         return LARGEST_REWARD if self.reward_scale is None and vars(self).get("num_quantiles", 1) == 1 else 1.0
 
 

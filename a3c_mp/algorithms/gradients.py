@@ -1,4 +1,4 @@
-"""Gradient messages from actors to the learner: one flat float32 vector for all parameters of a net."""
+"""Chapter 2's setup, and its messages from actors to the learner: a net's gradient as one flat float32 vector."""
 
 import math
 from collections.abc import Iterable, Iterator

@@ -95,10 +95,11 @@ def check(args: Any) -> None:
         why = f"each of {learners} trainers needs a GPU to itself, which Ray has to reserve"
         raise ConfigError("trainer-gpus", args.trainer_gpus, why, "add --trainer-gpus 1, or leave --cuda out")
     gpus, found = learners * args.trainer_gpus + args.num_actors * args.actor_gpus, torch.cuda.device_count()
-    if args.address is None and round(gpus, 4) > found:  # Ray counts in ten-thousandths
+    if args.address is None and round(gpus, 4) > found and (found or not args.cuda):  # Ray counts in ten-thousandths
         trainers = "trainer" if learners == 1 else f"{learners} trainers"
         why = f"{trainers} and {args.num_actors} actors need {gpus:g} GPUs in all, this machine has {found}"
-        raise ConfigError("actor-gpus", args.actor_gpus, why, "lower it, or join a cluster (--address)")
+        flag, value = ("actor-gpus", args.actor_gpus) if args.actor_gpus else ("trainer-gpus", args.trainer_gpus)
+        raise ConfigError(flag, value, why, "lower it, or join a cluster (--address)")
 
 
 def check_shards(args: DqnArgs) -> None:

@@ -110,9 +110,10 @@ class Joining:
         check(args)
         setup = make(args)
         assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
-        if args.actor_gpus:
-            note = f"actors act on the GPUs of their nodes, each on {args.actor_gpus:g} of one (--actor-gpus)"
-            setup.acting = setup.acting._replace(note=note)
+        if args.cuda or args.actor_gpus:
+            share = args.actor_gpus
+            on = f"GPUs of their nodes, each on {share:g} of one" if share else "CPUs of their nodes"
+            setup.acting = setup.acting._replace(note=f"actors act on the {on} (--actor-gpus)")
         if args.address is None:
             check_store(store_bytes(args, setup), args.num_actors, store_folder())
         else:  # its places may not be free again yet where this is a restart

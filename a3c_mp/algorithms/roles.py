@@ -52,7 +52,7 @@ def run_task(
     made = setup(args)
     check_message_sizes(args, made)
     with Run(args, args.chapter, made.net, made.optimizer, made.saved) as run, ExitStack() as stack:
-        learner = Learner(args, run, made, make_actor, carrier=NodeCarrier())
+        learner = Learner(args, run, made, make_actor, carrier=NodeCarrier(run.is_interrupted))
         evaluator: Any = InlineEvaluator(args, run.is_interrupted)
         if not args.standalone:
             evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
@@ -75,7 +75,11 @@ def run_task(
             address = next(filter(is_tcp, node.router.addresses))
             run.log.info(f"listening at {address}, for at most {args.remote_actors} collectors")
         stack.push(lambda kind, error, trace: run.finish(error))  # while the evaluator can still answer
-        pipeline(node, args, learner.memory, learner)
+        try:
+            pipeline(node, args, learner.memory, learner)
+        except SystemExit as error:  # of what plays in this process: `Stopped` after a signal, or an environment's own
+            if not isinstance(error, Stopped):
+                raise WorkerError(f"an environment ended the process, with sys.exit({error.code!r})") from error
     return run.exit_code
 
 
@@ -114,9 +118,12 @@ def roles_of(args: RoleArgs, learner: Learner, evaluator: Any) -> list[Role]:
 class NodeCarrier(Processes):
     """The carrier of a task: collectors are its nodes, or in a standalone task run in the learner's process."""
 
+    def __init__(self, is_interrupted: Callable[[], bool]):
+        self.is_interrupted = is_interrupted
+
     def start(self, make_actor: Callable[..., Any], args: Any, memory: Memory, **pool: Any) -> Any:
         if args.standalone:
-            return LocalPool(**pool)
+            return LocalPool(is_interrupted=self.is_interrupted, **pool)
         space = memory.states.layout.action_space
 
         def check(version: int, fields: Mapping[str, Tensor]) -> None:

@@ -169,6 +169,7 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets, algo: str | Non
     kinds: list[str] = []  # class attributes that hold settings
     try:
         is_atari = wrappers.is_atari(env_id)
+        has_own_rewards = is_atari or wrappers.ids.keep_rewards(wrappers.extras_of(env_id).wrapper)
         found = {"reward_clip": is_atari} if "reward_clip" in _fields(args_class) else {}
         kinds = ["images"] if is_atari else []
         if not is_atari and (name not in presets or kwargs or wrappers.extras_of(env_id).wrapper):
@@ -176,8 +177,10 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets, algo: str | Non
             kinds = ["images"] if is_image(obs_space) else []
             if name in presets and _kinds(obs_space, action_space) != _kinds(*wrappers.spaces(name)):
                 presets = {}  # a wrapper, or an argument, has made others
+        if not has_own_rewards:
+            presets = {}
         if name not in presets:
-            goal = wrappers.find_spec(env_id).reward_threshold
+            goal = wrappers.find_spec(env_id).reward_threshold if has_own_rewards else None
             found["stop_return"] = None if goal is None else float(goal)
         if name not in presets and not is_atari:
             if type(None) in typing.get_args(typing.get_type_hints(args_class).get("reward_scale")):

@@ -106,8 +106,8 @@ class RayProcess:
     def kill(self) -> None:
         self.session.kill(self.actor)
 
-    def join(self) -> None:
-        connection.wait([self.sentinel], KILL_SECONDS)
+    def join(self, seconds: float) -> None:
+        connection.wait([self.sentinel], max(seconds, KILL_SECONDS))
 
 
 class RayLearners(Learners):

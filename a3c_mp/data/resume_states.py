@@ -7,7 +7,7 @@ actions in its games.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -80,13 +80,7 @@ class ResumeStates:
         if self.slots is not None:
             found = fields(*args)
             for name, place in self.slots[slot].items():
-                place.copy_(torch.as_tensor(found[name]))
-
-    def store(self, slot: int, fields: Mapping[str, np.ndarray]) -> None:
-        """Write a state that came as a message into the state slot of a data slot."""
-        if self.slots is not None:
-            for name, place in self.slots[slot].items():
-                place.numpy()[...] = fields[name]
+                place.numpy()[...] = found[name]
 
     def read(self, filled: Sequence[Filled]) -> list[ActorReport]:
         """Copies of the states sent with a round of slots, of the actors whose rollout is complete with it."""

@@ -31,7 +31,7 @@ class Rollout(NamedTuple):
     life_lost: Tensor  # [T, B] bool, a life lost while the game goes on
     behaviour_logits: Tensor  # [T, B, P] float32, parameters of the distribution that the action was sampled from
     value: Tensor  # [T+1, B] float32, V(obs[t]) from the acting pass
-    truncation_value: Tensor  # [T, B] float32, V of the observation an episode was truncated at; elsewhere undefined
+    truncation_value: Tensor  # [T, B] float32, V of the observation an episode was truncated at, which alone is read
     episode_return: Tensor  # [T, B] float64, sum of raw rewards of the game so far
     episode_length: Tensor  # [T, B] int32, agent steps of the game so far
     lstm_state: Tensor  # [1, B, S] float32, state of a recurrent net before obs[0]; S = 0 for other nets

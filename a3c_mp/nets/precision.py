@@ -5,6 +5,7 @@ Master weights, returns and losses are always float32.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -84,21 +85,26 @@ def acting_forward(
     return forward
 
 
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all graphs of a process: cuBLAS keeps memory for each stream that it has seen, 32 MiB."""
+    return torch.cuda.Stream(device)
+
+
 def as_graph(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     """Capture what a function launches as a CUDA graph; return what launches it again, on what its memory then holds.
 
     Parameters are read in place, so `Weights.load` into the same net takes effect without a new capture
     (pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
     """
-    graph = torch.cuda.CUDAGraph()
-    warm_up = torch.cuda.Stream(device)
+    graph, warm_up = torch.cuda.CUDAGraph(), _capture_stream(device)
     warm_up.wait_stream(torch.cuda.current_stream(device))
     with torch.inference_mode(), torch.cuda.device(device):  # a capture records work of the current device
         with torch.cuda.stream(warm_up):  # libraries choose their algorithms before, not during, the capture
             for _ in range(3):
                 function()
         torch.cuda.current_stream(device).wait_stream(warm_up)
-        with torch.cuda.graph(graph, stream=warm_up):
+        with torch.cuda.graph(graph, stream=warm_up, capture_error_mode="thread_local"):  # environments use GPUs, too
             output = function()
 
     def launch() -> Tensor:

@@ -35,19 +35,11 @@ class Args(settings.Args, ReplayArgs):
         "hidden": (256,),
         "genes": ("learning_rate=5e-5:2e-3", "batch_size=16:128", "learn_every=8:64"),
         "init": "same",  # until the first points are won all are equally fit, and chance would choose among draws
-        "population": 4,
-        "generation_steps": 10_000,
-        "eval_episodes": 4,
-        "confirm_episodes": 20,
         "checkpoint_seconds": 600.0,  # the replay is saved, too
-        "learning_starts": 10_000,
-        "learning_rate": 2.5e-4,
-        "batch_size": 64,
-        "learn_every": 16,
-        "n_step": 5,
-        "epsilon": 0.1,
-        "target_period": 200,
-    }
+        "population": 4, "generation_steps": 10_000, "eval_episodes": 4, "confirm_episodes": 20,
+        "learning_starts": 10_000, "learning_rate": 2.5e-4, "batch_size": 64, "learn_every": 16,
+        "n_step": 5, "epsilon": 0.1, "target_period": 200,
+    }  # fmt: skip
     gene_table: ClassVar = {name: GENES[name] for name in (*COMMON, "learn_every", "target_period", "epsilon")}
 
     genes: tuple[str, ...] = ("learning_rate", "batch_size", "learn_every")
@@ -75,15 +67,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"stop_return": 475.0, "total_steps": 400_000, "reward_scale": 0.05},
     "Acrobot-v1": {"stop_return": -90.0, "total_steps": 600_000, "reward_scale": 0.1},
     "LunarLander-v3": {
-        "stop_return": 200.0,
-        "total_steps": 1_000_000,
-        "reward_scale": 0.05,
-        "generation_steps": 8_000,
+        "stop_return": 200.0, "total_steps": 1_000_000, "reward_scale": 0.05, "generation_steps": 8_000,
         "eval_episodes": 10,  # of up to 1,000 steps
-        "hidden": (128, 128),
-        "batch_size": 128,
+        "hidden": (128, 128), "batch_size": 128,
     },
-}
+}  # fmt: skip
 
 
 class Generation(MemberGeneration):

@@ -63,6 +63,7 @@ def run_member(channel: WorkerChannel, algorithm: Algorithm, args: Args, memory:
             generation = algorithm.generation(args, memory, channel, env, seeds[1])
             generation.number = number
             algorithm.member(generation.args, generation)
+            channel.starting()  # closing all environments may take as long as making one
         generation.end(number)
         channel.send(slot, None)
 
@@ -159,6 +160,7 @@ def play_greedily(
         policy = make(copy.deepcopy(state.net).cpu(), env.single_action_space)
         for game in play_episodes(policy, env, num, args.eval_max_steps):
             yield game if math.isfinite(game.episode_return) else game._replace(episode_return=-math.inf)
+        channel.starting()
 
 
 def confirm(channel: WorkerChannel, args: Args, memory: PopulationMemory, place: int, number: int) -> Confirmation:

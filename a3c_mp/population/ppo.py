@@ -22,12 +22,8 @@ from a3c_mp.processes.workers import WorkerChannel
 from a3c_mp.wrappers import GuardedEnvs
 
 VECTORS: dict[str, Any] = {
-    "generation_steps": 16_384,
-    "unroll_length": 128,
-    "update_epochs": 4,
-    "learning_rate": 5e-4,
-    "eval_episodes": 10,
-}
+    "generation_steps": 16_384, "unroll_length": 128, "update_epochs": 4, "learning_rate": 5e-4, "eval_episodes": 10,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,15 +43,9 @@ class Args(settings.Args, PPOArgs):
         "hidden": (128,),  # of policy and value each
         "genes": ("learning_rate=1e-4:1e-3", "entropy_coef=0.003:0.05"),
         "init": "same",  # until the first points are won all are equally fit, and chance would choose among draws
-        "population": 4,
-        "num_envs": 16,
-        "generation_steps": 40_000,
-        "eval_episodes": 4,
-        "confirm_episodes": 20,
-        "learning_rate": 5e-4,
-        "batch_size": 128,
-        "update_epochs": 3,
-    }
+        "population": 4, "num_envs": 16, "generation_steps": 40_000, "eval_episodes": 4, "confirm_episodes": 20,
+        "learning_rate": 5e-4, "batch_size": 128, "update_epochs": 3,
+    }  # fmt: skip
 
     algo: Literal["dqn", "ppo"] = "ppo"
     """dqn: Q-learning from the replay of all members, for discrete actions; ppo: chapter 1's, each from its rollouts"""
@@ -92,16 +82,13 @@ class Args(settings.Args, PPOArgs):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {
-        "stop_return": 18.0,
-        "total_steps": 8_000_000,
-        "update_epochs": 2,
-        "repeat_fraction": 0.5,
-        "entropy_coef": 0.02,
+        "stop_return": 18.0, "total_steps": 8_000_000,
+        "update_epochs": 2, "repeat_fraction": 0.5, "entropy_coef": 0.02,
     },
     "CartPole-v1": {"stop_return": 475.0, "total_steps": 1_000_000, "update_epochs": 4},
     "Pendulum-v1": {**CONTINUOUS, "gamma": 0.9, "stop_return": -200.0, "update_epochs": CONTINUOUS_EPOCHS},
     "LunarLander-v3": {**VECTORS, "stop_return": 200.0, "total_steps": 4_000_000, "reward_scale": None},
-}
+}  # fmt: skip
 
 
 class Generation(MemberGeneration):

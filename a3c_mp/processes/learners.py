@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
+from a3c_mp._bootstrap import open_memory
 from a3c_mp.errors import PeerLost, WorkerError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.spawn import ERROR, SIGNALS, run_supervised, start_child
@@ -89,7 +90,7 @@ class Learners:
 
     def _meeting_place(self) -> Any:
         # Nothing is left of this file when the process ends. Open until then: torch's destructors use the path.
-        return f"/proc/{os.getpid()}/fd/{os.memfd_create('a3c_mp-learners')}"
+        return f"/proc/{os.getpid()}/fd/{open_memory('a3c_mp-learners')}"
 
     def _rendezvous(self, rank: int) -> tuple[Any, int | None, float]:
         """Arguments of `LearnerGroup.connect`."""

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from a3c_mp._bootstrap import open_memory
+
 MIB, GIB = 2**20, 2**30
 MEMINFO, CGROUP, CONTAINER = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 CGROUP_2 = "memory.max", "memory.current", "inactive_file"  # limit, memory in use, what of it caches files
@@ -103,7 +105,7 @@ def shared_bytes(size: int) -> Tensor:
     if size > (free := free_memory()):
         raise MemoryError(f"{_mib(size)} of shared memory is needed, {free // MIB:,} MiB of memory is free")
     try:
-        with open(os.memfd_create("a3c_mp"), "rb") as file:
+        with open(open_memory("a3c_mp"), "rb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
             storage = torch.UntypedStorage._new_shared_fd_cpu(file.fileno(), size)  # type: ignore[attr-defined]
     except (OSError, RuntimeError) as error:  # torch has no narrower class for a mapping that fails

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import IO, Any
 
-from a3c_mp._bootstrap import PARENT_VARIABLE, end_with_parent
+from a3c_mp._bootstrap import PARENT_VARIABLE, end_with_parent, open_memory
 from a3c_mp.errors import ConfigError, Terminated
 from a3c_mp.processes.prints import print_into, prints
 from a3c_mp.processes.watchdog import WARNINGS, Watchdog
@@ -65,7 +65,7 @@ def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bo
         if group:
             _watchdog.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        with open(os.memfd_create("a3c_mp-arguments"), "w+b") as arguments.file:
+        with open(open_memory("a3c_mp-arguments"), "w+b") as arguments.file:
             _start(process)
     finally:
         del os.environ[PARENT_VARIABLE]

@@ -220,7 +220,7 @@ class Supervisor:
 
     def _replace_hanging(self, child: Child) -> None:
         child.process.kill()
-        child.process.join()
+        child.process.join(CLOSE_SECONDS)  # a driver or a disk may hold it for longer
         how = f"sent no heartbeat for {child.max_silence:.0f} s and was killed ({self.hang_setting})"
         if child.max_silence > self.hang_seconds:  # none since its start, or since an environment is made
             how = f"took longer than {child.max_silence:.0f} s to start or to make an environment and was killed"
@@ -262,7 +262,7 @@ def await_end(processes: Iterable[Any], seconds: float, kill: bool = True) -> No
         alive = [process for process in alive if process.is_alive()]
     for process in alive if kill else ():
         process.kill()
-        process.join()
+        process.join(CLOSE_SECONDS)
 
 
 def how_ended(exit_code: int) -> str:

@@ -83,13 +83,8 @@ class Weights:
                 return found
 
     def read(self) -> tuple[int, Tensor]:
-        """Return the newest version and a copy of its values, flat, in the order of the net's state_dict."""
-        while True:
-            found = self.version
-            values = self.buffers[found % 2].clone()
-            self._wait_for_copies()
-            if self._writing < found + 2:
-                return found, values
+        """The newest version and its values, flat, in the order of the net's state_dict; for who publishes it."""
+        return self.version, self.buffers[self.version % 2]
 
     def versions_in_flight(self, rollouts: int) -> list[int]:
         """Versions for the next rollouts of an actor that got one slot back after each of the latest versions."""

@@ -13,6 +13,7 @@ import torch
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, one_line
+from a3c_mp.errors.describe import describe
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.slots import cores
 from a3c_mp.processes.spawn import remove_at_end, start_child
@@ -57,8 +58,11 @@ def check_capture(args: Any, net: Any) -> None:
         return
     dtype = torch.uint8 if net.norm.image else torch.float32
     obs = torch.zeros(args.num_envs, *net.norm.shift.shape[1:], dtype=dtype)
-    with torch.inference_mode():
-        net(obs.to(net.norm.shift.device))  # raises what is wrong without a graph, too
+    try:
+        with torch.inference_mode():
+            net(obs.to(net.norm.shift.device))
+    except Exception as error:  # of the user's, that only a GPU shows: a tensor that has stayed on the CPU, say
+        raise ConfigError("net", args.net, describe(error), "correct it, or train without --cuda") from error
     try:
         acting_forward(args, net, obs)
     except RuntimeError as error:
@@ -85,7 +89,7 @@ def why_not_shared(device: torch.device) -> str:
             child = start_child(_open, (bytes(ForkingPickler.dumps(tensor)), theirs), name="ipc-check", daemon=True)
         except (OSError, RuntimeError) as error:  # the memory has no handle, or the machine allows no further process
             return one_line(error)
-        for name in (f"torch_{os.getpid()}_*", f"cuda.shm.{os.getuid()}.{os.getpid():x}.*"):
+        for name in (f"torch_{os.getpid()}_*", f"cuda.shm.{os.getuid():x}.{os.getpid():x}.*"):
             remove_at_end(Path("/dev/shm", name))  # in which torch and the driver count who shares; they leave them
         theirs.close()  # else its end would go unnoticed
         try:

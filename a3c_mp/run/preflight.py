@@ -45,9 +45,10 @@ TRIALS: dict[str, "Trial"] = {}  # environment id -> what steps have shown there
 
 def check_settings(args: CommonArgs) -> None:
     """Raise ConfigError for a goal, a tracker or exploration that cannot be; called after `probe_env`."""
-    if args.stop_eval_return is not None and not args.eval_every:
-        why = "there is no evaluation whose return could reach it"
-        fix = "give --eval-every too, or leave it out (resumed: --stop-eval-return none)"
+    if args.stop_eval_return is not None and not 0 < args.eval_every <= args.total_steps:
+        late = f" (--eval-every {args.eval_every:,}, --total-steps {args.total_steps:,})" if args.eval_every else ""
+        why = f"there is no evaluation whose return could reach it{late}"
+        fix = f"give {'a smaller ' if late else ''}--eval-every too, or leave it out (resumed: --stop-eval-return none)"
         raise ConfigError("stop-eval-return", args.stop_eval_return, why, fix)
     if args.track != "none" and importlib.util.find_spec(args.track) is None:
         raise ConfigError("track", args.track, f"{args.track} is not installed", f"pip install {args.track}")
@@ -194,7 +195,7 @@ def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
 def probe_env(
     env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS, number: int = 0
 ) -> tuple[gymnasium.Space, gymnasium.Space]:
-    """(observation space, action space) of an environment that this process, of a `number`, makes, steps and closes.
+    """Make, step and close an environment of process `number`; return its (observation space, action space).
 
     Raises ConfigError if it cannot be made, has no `actions` of this class, breaks gymnasium's API or ends the process.
     """

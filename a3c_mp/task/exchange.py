@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from a3c_mp.errors import ConfigError
+from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.processes.pool import Closing, Filled, SlotLedger, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
@@ -250,8 +250,9 @@ class NodePool(Pool):
 class LocalPool(Pool):
     """Collectors and learner in one process: a round is complete once each collector has filled a slot."""
 
-    def __init__(self, num_workers: int, *, options: WorkerOptions, **others: Any):
+    def __init__(self, num_workers: int, is_interrupted: Callable[[], bool], *, options: WorkerOptions, **others: Any):
         super().__init__(num_workers, options=replace(options, in_order=True), **others)
+        self.is_interrupted = is_interrupted
         self.channels = [LocalChannel(self, worker) for worker in range(num_workers)]
 
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
@@ -272,7 +273,14 @@ class LocalChannel:
         self.seed_key, self.tokens = pool.seed_keys[worker], list(pool.ledger.given[worker])
         self.send, self.closing = partial(pool.ledger.fill, worker), pool.closing
         self.not_restored = partial(pool.forget_state, worker)
-        self.beat = self.starting = lambda: None
+        self.is_interrupted = pool.is_interrupted
+
+    def beat(self) -> None:
+        """Each step of an environment. Raises Stopped after a signal: where they are slow, a slot takes minutes."""
+        if self.is_interrupted():
+            raise Stopped
+
+    starting = beat
 
     def take(self) -> Token | None:
         return self.tokens.pop(0) if self.tokens else None

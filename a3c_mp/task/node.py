@@ -219,6 +219,13 @@ class JoinedNode(FirstNode):
             self._probed = time.monotonic()
         return has_arrived
 
+    def _watch(self, should_stop: Callable[[], bool], seconds: float) -> None:
+        """While the link is down no process is replaced: it could not join, and would use up the restarts."""
+        if self.router.peers:
+            super()._watch(should_stop, seconds)
+        else:
+            connection.wait(self.router.files, seconds)
+
     def _probe(self) -> None:
         """Find out why there is no connection: a link that is down may come back, a process that is gone does not."""
         why = "it is stopped, or very busy"

@@ -207,6 +207,17 @@ def test_signals_end_a_run_with_checkpoint_and_summary(scripts, chapter, signum,
     assert not scripts.left(before)
 
 
+def test_a_task_in_one_process_ends_in_the_middle_of_a_slow_rollout_or_with_its_environment(scripts, monkeypatch):
+    flags = "--standalone", "--unroll-length", "1000", "--env-id"
+    trainer = scripts.train(TASK, *flags, "envs:Slow-v0")
+    scripts.wait_for("r", "run.log:the run ends at", trainer)
+    time.sleep(1.0)
+    ended_by(scripts, trainer, TERM)
+    monkeypatch.setenv(MISHAPS, "left")
+    done = scripts.run(TASK, *flags, "envs:Mishap-v0", name="s")
+    assert (done.code, done.summary["exit_reason"]) == (1, "error: an environment ended the process, with sys.exit(0)")
+
+
 def ended_by(scripts, process, signum, target="parent", times=1):
     """Send a signal to a run, so many times; see that it ends soon, and that it says why."""
     asked = time.monotonic()

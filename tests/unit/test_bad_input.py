@@ -163,6 +163,7 @@ population_dqn | --replay-size 1e12 | MiB of memory is free; lower --
 apex_dqn | --batch-size 300_000 | batch-size=300000: the replay has room
 impala | --batch-unrolls 1e4 | batch-unrolls=10000: 625 new
 a3c_data | --deterministic --slots-per-actor 3 | slots-per-actor=3:
+task | --stop-eval-return 450 --total-steps 9000 | could reach it (--eval-every 20,000, --total-steps 9,000); give a
 a3c_data | --stop-eval-return 450 | stop-eval-return=450.0: there is no evaluation whose return could reach it; give --
 impala | --explore-envs 0.5 --no-vtrace | explore-envs=0.5: V-trace corrects for it; leave out --no-vtrace
 a3c_grad | --env-id Pendulum-v1 --explore-envs 0.5 | explore-envs=0.5: it repeats discrete actions, those of Pendulum-v

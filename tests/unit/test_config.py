@@ -253,6 +253,16 @@ def test_what_is_done_to_an_environment_is_in_its_id_and_settings_follow_what_it
     )
     args = parse_args(PPOArgs, of_a_box, "", ["--env-id", "Pendulum-v1", *wrapper])
     assert (args.noise_steps, args.num_envs) == (1, PPOArgs.vectors["num_envs"]), "it was for other actions"
+    preset = {"Acrobot-v1": {"reward_scale": 0.1, "stop_return": -90.0}}
+    for presets, goal in ((preset, -90.0), ({}, -100.0)):
+        for wrapper, expected in (
+            ("FlattenObservation", goal),
+            ("TimeLimit,max_episode_steps=9", goal),
+            ("NormalizeReward", None),
+        ):
+            flags = ["--env-id", "Acrobot-v1", "--wrapper", f"gymnasium.wrappers:{wrapper}"]
+            args = parse_args(PPOArgs, presets, "", flags)
+            assert (args.stop_return, args.reward_scale) == (expected, 0.1 if expected == -90.0 else None), wrapper
     pytest.importorskip("Box2D")  # gymnasium has no wheel of it for Python 3.14
     args = parse_args(
         PPOArgs, {}, "", ["--env-id", "CarRacing-v3", "--wrapper", "gymnasium.wrappers:FlattenObservation"]
