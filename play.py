@@ -135,8 +135,8 @@ def play(run: TrainedRun, policy: Policy, args: Args) -> None:
 
 
 def rounded(value: float) -> str:
-    """Two decimals, or two digits of a small return."""
-    return f"{value:.2g}" if 0 < abs(value) < 0.1 else f"{value:.2f}"
+    """Two decimals, or two digits of a small return; less than 1e-9 is an error of rounding."""
+    return f"{value:.2g}" if 1e-9 <= abs(value) < 0.1 else f"{value:.2f}"
 
 
 def print_scores(played: Sequence[Episode], args: Args) -> None:

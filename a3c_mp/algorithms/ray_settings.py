@@ -99,7 +99,8 @@ def check(args: Any) -> None:
         trainers = "trainer" if learners == 1 else f"{learners} trainers"
         why = f"{trainers} and {args.num_actors} actors need {gpus:g} GPUs in all, this machine has {found}"
         flag, value = ("actor-gpus", args.actor_gpus) if args.actor_gpus else ("trainer-gpus", args.trainer_gpus)
-        raise ConfigError(flag, value, why, "lower it, or join a cluster (--address)")
+        what = "it" if args.actor_gpus or learners == 1 else "--num-learners"
+        raise ConfigError(flag, value, why, f"lower {what}, or join a cluster (--address)")
 
 
 def check_shards(args: DqnArgs) -> None:

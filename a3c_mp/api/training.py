@@ -24,7 +24,7 @@ from a3c_mp.api.policy import TrainedPolicy, load_policy
 from a3c_mp.cli.flags import as_flag
 from a3c_mp.errors import ConfigError, TrainingError
 from a3c_mp.run.followed import VARIABLE, take_told
-from a3c_mp.run.preflight import check_temporary_folder
+from a3c_mp.run.preflight import find_temporary_folder
 
 POLL_SECONDS = 0.1  # time between two looks at what the run tells
 END_SECONDS = 120.0
@@ -93,7 +93,7 @@ def train(
         raise ConfigError("attach-to", settings["attach_to"], why, "start train_task.py with it")
     given = {"env_id": id_of(env_id)} if env_id is not None else {}
     words = [word for name, value in (given | settings).items() for word in as_flag(name, value)]
-    check_temporary_folder()
+    find_temporary_folder()
     told: dict[str, Any] = {}
     is_stopped = False
     with following([sys.executable, str(script), *words]) as (process, lines):

@@ -87,7 +87,7 @@ def acting_forward(
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all graphs of a process: cuBLAS keeps memory for each stream that it has seen, 32 MiB."""
+    """One for all graphs of acting in a process: cuBLAS keeps memory for each stream that it has seen, 32 MiB."""
     return torch.cuda.Stream(device)
 
 

@@ -37,10 +37,11 @@ def choose_acting(args: CommonArgs, net: nn.Module) -> Acting:
     if args.act_on != "cpu" and not why:
         from a3c_mp.run.gpu import check_capture, why_not_shared  # here, as most runs have no GPU
 
-        if not (why := "" if vars(args).get("standalone") else why_not_shared(device)):
+        is_alone = vars(args).get("standalone", False)
+        if not (why := "" if is_alone else why_not_shared(device)):
             check_capture(args, net)
-            note = f"actors act on {device}, with the learner's weights in shared GPU memory (CUDA IPC)"
-            return Acting(device, acting_dtype(args.precision, net), note)
+            how = "" if is_alone else ", with the learner's weights in shared GPU memory (CUDA IPC)"
+            return Acting(device, acting_dtype(args.precision, net), f"actors act on {device}{how}")
         why = f"processes cannot share memory of the GPU: {why}"
         if args.act_on == "cuda":
             raise ConfigError("act-on", args.act_on, why, "use auto or cpu")

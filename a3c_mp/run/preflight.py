@@ -45,8 +45,9 @@ TRIALS: dict[str, "Trial"] = {}  # environment id -> what steps have shown there
 
 def check_settings(args: CommonArgs) -> None:
     """Raise ConfigError for a goal, a tracker or exploration that cannot be; called after `probe_env`."""
-    if args.stop_eval_return is not None and not 0 < args.eval_every <= args.total_steps:
-        late = f" (--eval-every {args.eval_every:,}, --total-steps {args.total_steps:,})" if args.eval_every else ""
+    is_late = args.resume is None and args.eval_every > args.total_steps
+    if args.stop_eval_return is not None and (is_late or not args.eval_every):
+        late = f" (--eval-every {args.eval_every:,}, --total-steps {args.total_steps:,})" if is_late else ""
         why = f"there is no evaluation whose return could reach it{late}"
         fix = f"give {'a smaller ' if late else ''}--eval-every too, or leave it out (resumed: --stop-eval-return none)"
         raise ConfigError("stop-eval-return", args.stop_eval_return, why, fix)
@@ -125,16 +126,21 @@ def check_system() -> None:
     check_temporary_folder()
 
 
+def find_temporary_folder() -> str:
+    """The folder for temporary files. Raises ConfigError if there is none that can be written."""
+    try:
+        return tempfile.gettempdir()
+    except OSError as error:
+        fix = "let TMPDIR name a folder that can be written"
+        raise ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), str(error.strerror), fix) from error
+
+
 def check_temporary_folder() -> None:
     """Raise ConfigError if there is none that can be written: torch's optimizers need it, and nodes their sockets.
 
     Where the folder that is meant for torch cannot be made, torch gets one below it.
     """
-    try:
-        default = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
-    except OSError as error:
-        fix = "let TMPDIR name a folder that can be written"
-        raise ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), str(error.strerror), fix) from error
+    default = os.path.join(find_temporary_folder(), f"torchinductor_{os.getuid()}")
     for folder in (os.environ.get(TORCH_FOLDER) or default, default):
         with suppress(OSError):
             os.makedirs(folder, exist_ok=True)

@@ -312,5 +312,5 @@ def test_another_processor_or_system_is_refused_before_the_start(chapter, refuse
         monkeypatch.setattr(limits.platform, "machine", lambda name=machine: name)
         assert f"error: machine={machine}: processes share memory" in refused(chapter.module.main, chapter.flags)
     monkeypatch.setattr(limits.platform, "system", lambda: "Darwin")
-    monkeypatch.delattr("os.memfd_create")
+    monkeypatch.delattr("a3c_mp.processes.slots.open_memory")
     assert "error: system=Darwin: " in refused(chapter.module.main, chapter.flags)

@@ -681,7 +681,7 @@ def test_a_trainer_that_is_lost_is_named_also_before_it_has_a_process(session, a
     )
     _pipe, end = mp.Pipe(duplex=False)
     process = RayProcess(session, actor, (), end)
-    process.join()
+    process.join(1.0)
     assert process.exitcode == 1
     assert f"{Child('learner 1', None, '', process=process)} {process.how}" == how
 

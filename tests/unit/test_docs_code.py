@@ -34,7 +34,7 @@ def blocks(page, language):
 # ---- shell lines
 
 
-ELSEWHERE = {"apt", ".", "cd", "cp", "echo", "export", "git", "mkdir", "nft", "nvidia-cuda-mps-control",
+ELSEWHERE = {"apt", ".", "cd", "cp", "echo", "exit", "export", "git", "mkdir", "nft", "nvidia-cuda-mps-control",
              "scontrol", "test"}  # fmt: skip
 """programs that are not of this project"""
 

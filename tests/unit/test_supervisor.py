@@ -32,7 +32,7 @@ class Scene:
 
     def launch(self):
         self.tape.append("start")
-        process = SimpleNamespace(pid=7, exitcode=None, is_alive=lambda: False, join=lambda: None)
+        process = SimpleNamespace(pid=7, exitcode=None, is_alive=lambda: False, join=lambda seconds: None)
         process.kill = lambda: self.tape.append("kill")
         return process, SimpleNamespace(poll=lambda: False)
 
