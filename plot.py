@@ -108,7 +108,7 @@ def read_lineage(folder: Path) -> Lineage:
     while ancestor is not None:
         line.add(ancestor)
         ancestor = parents.get(ancestor)
-    return Lineage(folder.name, members, parents, line)
+    return Lineage(folder.absolute().name, members, parents, line)
 
 
 def read_all(folders: tuple[Path, ...], read: Callable[[Path], Any]) -> list[Any]:

@@ -186,7 +186,8 @@ def aggregate_cell(scores: dict[str, list[float]], name: str) -> str:
     if not scores:
         return "-"
     middle, low, high = with_interval(scores, name)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})" if round(low, 3) < round(high, 3) else f"{middle:.2f}"
+    is_whole = min(map(len, scores.values())) > 1 and round(low, 3) < round(high, 3)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})" if is_whole else f"{middle:.2f}"
 
 
 def cell(game: str, score: float) -> str:

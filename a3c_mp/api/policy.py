@@ -100,8 +100,8 @@ def load_exported(path: Path) -> TrainedRun:
         return TrainedRun(path, about["algorithm"], VALUE_BASED.get(how["algo"]), about["env_id"], spec, state)
     except ImportError:
         raise ConfigError("run", path, "safetensors is not installed", "pip install safetensors") from None
-    except KeyError as error:
-        why = f"it does not say its {error.args[0]}"
+    except (KeyError, json.JSONDecodeError) as error:  # the latter: what others have written there
+        why = f"it does not say its {error.args[0] if isinstance(error, KeyError) else 'architecture'}"
         raise ConfigError("run", path, why, "play.py --export writes files that do") from error
     except Exception as error:  # of the library, for bytes that are no such file
         raise ConfigError("run", path, str(error), "name a run folder, runs/<name>, or another file") from error
@@ -165,7 +165,7 @@ class TrainedPolicy:
             obs: [*obs_shape] or [N, *obs_shape].
             starts: whether an episode begins with it, bool or bool [N]; the first call, the first one after `reset`,
                 and one with another N begin episodes anyway. Only an LSTM needs it.
-            mask: `info["action_mask"]` as it is, or for N environments [N, choices], where the environment gives it.
+            mask: `info["action_mask"]` as it is, or one for each of N environments; None allows all.
 
         Raises:
             ValueError: observations or a mask do not fit; also floating-point ones where `make_env` gives uint8.
@@ -186,8 +186,9 @@ class TrainedPolicy:
         given = [] if mask is None else [mask] if is_single else list(mask)
         if len(given) not in (0, len(obs)):
             raise ValueError(f"{len(given)} masks for {len(obs)} observations")
-        # One of several games may have ended, without an action that is allowed.
-        ended = not is_single
+        # One of several games may have ended, without an action that is allowed, or without a mask.
+        ended, free = not is_single, np.ones(wrappers.num_choices(self.action_space).sum(), np.bool_)
+        given = [free if m is None else m for m in given] if any(m is not None for m in given) else []
         allowed: list[Any] = [wrappers.mask_in({"action_mask": m}, self.action_space, ended=ended) for m in given]
         masks = np.stack(allowed) if allowed else None
         actions = self._act(obs, np.full(len(obs), begins, np.bool_), masks)

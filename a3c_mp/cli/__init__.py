@@ -43,7 +43,8 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
             own = {name: found.get(name, getattr(make, name)) for name in OF_AN_ID}
             given["env_id"] = _whole_id(given["env_id"], own | given)
     else:
-        env_id = _whole_id(given.pop("env_id", make.env_id), given)
+        own = {name: getattr(make, name) for name in OF_AN_ID}  # a class may have defaults of its own
+        env_id = _whole_id(given.pop("env_id", make.env_id), own | given)
         defaults = defaults_for(args_class, env_id, presets, given.get("algo", getattr(make, "algo", None)))
         if unknown := sorted(defaults.keys() - _fields(args_class)):
             raise ConfigError(flag_name(unknown[0]), "", f"a preset of {env_id} sets it, and there is no such setting")
@@ -90,6 +91,7 @@ def parse_algo(algorithms: Mapping[str, Any], description: str, argv: Sequence[s
             algo = json.loads((folder / "config.json").read_text())["args"]["algo"]
     algorithm = algorithms.get(str(algo), first)
     args = parse_args(algorithm.args_class, algorithm.presets, description, argv)
+    algo = algo or vars(args).get("algo")  # by its own default a run could not be resumed
     if algo is not None and algo not in algorithms:
         raise ConfigError("algo", algo, "this script does not have it", f"choose of {', '.join(algorithms)}")
     return args, algorithm
@@ -132,6 +134,8 @@ def _check_class(args_class: Any) -> None:
         fix = "put @dataclass(frozen=True) above it"
         raise ConfigError(args_class.__name__, "", "its settings have no effect", fix)
     for field in dataclasses.fields(args_class):
+        if field.default is dataclasses.MISSING:
+            raise ConfigError(flag_name(field.name), "", "it has no plain default", "give one, such as a tuple or None")
         if (value := vars(args_class).get(field.name, field.default)) is not field.default:
             fix = f"write {field.name}: {getattr(field.type, '__name__', field.type)} = {value!r}"
             raise ConfigError(flag_name(field.name), value, f"{args_class.__name__} sets it without its type", fix)
@@ -233,7 +237,8 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         why = f"{path} belongs to another chapter, {algorithm}"
         raise ConfigError("resume", folder, why, "resume it with the script that started it")
     kinds = {name: plain_type(hint) for name, hint in typing.get_type_hints(args_class).items()}
-    left_out = {name for name, value in saved.items() if name in given or (value is None and kinds.get(name) is bool)}
+    unset = {name for name in saved if kinds.get(name) is bool or getattr(args_class, name, 0) is None}  # by None
+    left_out = {name for name, value in saved.items() if name in given or (value is None and name in unset)}
     words = [word for name, value in saved.items() if name not in left_out for word in as_flag(name, value)]
     others: list[str] = []
     try:
@@ -245,7 +250,7 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         why = f"{path} has {error.given}: {error.why}"
         fix = "remove it there" if others else "correct it there, or give its flag now"
         raise ConfigError("resume", folder, why, fix) from None
-    before = {name.partition("=")[0].replace("-", "_") for name in saved.get("genes", ())}
+    before = {name.partition("=")[0].replace("-", "_") for name in map(str, saved.get("genes") or ())}
     members_own = before & set(getattr(args_class(**{**settings, **given}), "evolving", ()))
     for name in (*args_class.fixed, *members_own):
         if name in given and name in saved and json.loads(json.dumps(given[name], default=str)) != saved[name]:

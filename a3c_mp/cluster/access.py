@@ -107,9 +107,10 @@ def is_open(address: str) -> bool:
 
 def find_cluster(address: str, token_file: Path | None) -> ClusterAddress:
     """Return address and token of a cluster; `auto` is that of a node on this machine. Raises ConfigError."""
-    if address != "auto":
+    saved = read_address()
+    if address != "auto" and (saved is None or saved.address != address):
         return ClusterAddress(address, str(find_token(token_file)))
-    if (saved := read_address()) is None:
+    if saved is None:
         why, fix = "this machine has no node of a cluster", "python -m a3c_mp.cluster head, or join HOST:PORT"
         raise ConfigError("address", "auto", why, fix)
     return ClusterAddress(saved.address, str(find_token(token_file or Path(saved.token_file))))

@@ -20,7 +20,7 @@ from a3c_mp.errors import A3CError, PeerLost, WorkerError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.learners import LOST_PEER, READY, Learners
 from a3c_mp.processes.spawn import ERROR
-from a3c_mp.processes.supervisor import Child
+from a3c_mp.processes.supervisor import START_SECONDS, Child
 
 
 class ActorSession(Session):
@@ -121,6 +121,7 @@ class RayLearners(Learners):
 
     def __init__(self, session: Session, needs: Resources, run: Any, target: Callable[..., None], *parts: Any):
         super().__init__(run, target, *parts)
+        self.peer_seconds = run.args.hang_seconds + START_SECONDS  # their actors have machines of their own
         self.session, self.needs = session, needs
         self._actor_class = session.actor_class(RayLearner)
 

@@ -99,8 +99,9 @@ class Node:
             fix = "make room there, or let TMPDIR name another"
             raise ConfigError("node", root, f"no folder can be made there ({error.strerror})", fix) from error
         options = [*options, f"--plasma-directory={store}"]
-        if store == root and not any(option.startswith("--object-store-memory") for option in options):
-            size = min(3 * free_memory() // 10, shutil.disk_usage(store).free // 2)  # Ray would look at /dev/shm
+        if not any(option.startswith("--object-store-memory") for option in options):
+            free = shutil.disk_usage(store).free  # Ray would not look at a folder that is given
+            size = min(3 * free_memory() // 10, free // 2 if store == root else 9 * free // 10)
             options.append(f"--object-store-memory={size}")
         own = ",".join(f"{name}={value}" for name, value in labels().items())
         command = [sys.executable, "-c", RAY_START, "start", f"--temp-dir={folder / 'ray'}", "--disable-usage-stats"]

@@ -199,4 +199,5 @@ class Session:
             ray.init(self._address, log_to_driver=False, configure_logging=False)
         except Exception as error:
             why = f"the cluster cannot be joined ({' '.join(str(error).split())[:300]})"
-            raise ConfigError("address", self._address, why, "see docs/ray.md") from error
+            fix = "this machine needs a node of it, without actors join --num-cpus 0: see docs/ray.md"
+            raise ConfigError("address", self._address, why, fix) from error

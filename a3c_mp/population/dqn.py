@@ -98,7 +98,7 @@ class Generation(MemberGeneration):
         self.writer = Writer(shards, self.place, n_step=1, gamma=1.0)  # n and discount factor are each learner's own
         self.counts["transitions_not_finite"] -= self.replay.rejected  # those of earlier generations are counted
         self.learning_steps = 0
-        self.epsilons = ladder(self.args.epsilon, args.ladder_exponent, 0, args.num_envs, 1)
+        self.epsilons = ladder(self.args.epsilon, self.args.ladder_exponent, 0, args.num_envs, 1)
         self.obs, self.t = env.reset()[0], 0
 
     def act(self) -> None:

@@ -1,6 +1,7 @@
 """Learning curves of runs: read from run folders, grouped by settings, averaged over seeds."""
 
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ GRID = 200  # points at which the curves of a group are compared
 NOT_SETTINGS = {
     "seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", "checkpoint_steps", "track", "max_seconds",
     "max_restarts", "hang_seconds", "stop_eval_return", "eval_every", "eval_episodes", "eval_max_steps",
+    "print_per_step", "listen", "key_file", "address", "token_file", "insecure_cluster",
 }  # fmt: skip
 """settings in which the runs of a group may differ, besides the goal: they do not change what is learned"""
 
@@ -33,7 +35,7 @@ class Curve(NamedTuple):
     env_id: str
     settings: dict[str, Any]  # without what runs of a group may differ in; with the commit
     goal: float | None  # `--stop-return`
-    solved_at: tuple[float, float] | None  # steps and minutes, by the run's own rule; None: it was not solved
+    solved_at: tuple[float, float] | None  # steps and minutes, by the run's rule; inf: it ended unsolved
     steps: np.ndarray
     minutes: np.ndarray
     mean_return: np.ndarray
@@ -61,8 +63,8 @@ def read_curve(folder: Path, window: int) -> Curve:
     try:
         config = json.loads((folder / "config.json").read_text())
         settings = settings_of(config)
-        algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
-        seed, is_named = int(config["args"]["seed"]), not re.search(r"-s\d+-\d{8}-\d{6}", folder.name)
+        algorithm, env_id, name = str(config["algorithm"]), str(settings.pop("env_id")), folder.absolute().name
+        seed, is_named = int(config["args"]["seed"]), not re.search(r"-s\d+-\d{8}-\d{6}", name)
         goal = config["args"].get("stop_return")
         goal = None if goal is None else float(goal)
         episodes = read_episodes(folder / "episodes.csv")
@@ -78,13 +80,16 @@ def read_curve(folder: Path, window: int) -> Curve:
     means = windows.sum(axis=1) / np.minimum(ends, size)  # differences of one sum would keep an absurd return
     last = np.append(steps[1:] != steps[:-1], True)  # of the games that ended at the same step
     solved_at = None
-    # A run that still goes on, or was killed, has no summary; where it was not solved, there are no figures.
+    # A run that still goes on, or was killed, has no summary.
     with suppress(OSError, ValueError, TypeError, AttributeError):
         summary = json.loads((folder / "summary.json").read_text())
-        solved_at = float(summary.get("solved_at_steps")), float(summary.get("solved_at_seconds")) / 60
+        if summary.get("solved") is False:
+            solved_at = math.inf, math.inf
+        else:
+            solved_at = float(summary.get("solved_at_steps")), float(summary.get("solved_at_seconds")) / 60
     counts = ends >= min(window, MIN_EPISODES)  # as for the run itself
     points = steps[last], seconds[last] / 60, means[last], counts[last]
-    return Curve(folder.name, seed, is_named, algorithm, env_id, settings, goal, solved_at, *points)
+    return Curve(name, seed, is_named, algorithm, env_id, settings, goal, solved_at, *points)
 
 
 def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
@@ -141,7 +146,7 @@ def band_of(runs: Sequence[Curve], x_name: str) -> Band:
         mean = runs[0].mean_return
         return Band(xs[0], mean, mean, mean, np.ones(len(mean)))
     grid = np.linspace(max(x[0] for x in xs), max(x[-1] for x in xs), GRID)
-    ends = [run.mean_return[-1] if run.solved_at else np.nan for run in runs]
+    ends = [run.mean_return[-1] if run.solved_at and math.isfinite(run.solved_at[0]) else np.nan for run in runs]
     pairs = zip(xs, runs, ends, strict=True)
     ys = np.stack([np.interp(grid, x, run.mean_return, left=np.nan, right=end) for x, run, end in pairs])
     number = np.isfinite(ys).sum(axis=0)

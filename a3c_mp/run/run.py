@@ -246,4 +246,5 @@ def refuse_ended(folder: Path, progress: Progress) -> None:
         summary = json.loads((folder / "summary.json").read_text())
         if reason in HOW_TO_GO_ON and (summary["exit_reason"], summary["steps"]) == (reason, progress.steps):
             what = f"{folder} has ended: {ENDINGS.get(reason, reason)} after {progress.steps:,} steps"
-            raise NothingToDo(shown(f"{what}; a higher {HOW_TO_GO_ON[reason]} lets it go on"))
+            other = "" if "stop_eval_return" in vars(progress.args) else " or --stop-eval-return"
+            raise NothingToDo(shown(f"{what}; a higher {HOW_TO_GO_ON[reason].removesuffix(other)} lets it go on"))

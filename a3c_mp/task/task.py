@@ -16,7 +16,7 @@ from a3c_mp.task.endpoint import Endpoint, node_name
 from a3c_mp.task.middleware import Context, Middleware, SharedValues, Step, StepTimer, forward_beside, name_of
 from a3c_mp.task.node import Node
 from a3c_mp.task.router import Hub
-from a3c_mp.task.wire import FINISH, JOINED, OVER, encode
+from a3c_mp.task.wire import BEGUN, FINISH, JOINED, OVER, encode
 
 SHARE = "task.share"  # event between tasks: ({name: value},)
 MODES = "standalone", "distributed", "async"  # labels that a task has or has not, as it is run
@@ -45,7 +45,8 @@ class Task:
         self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
         for event in (FINISH, OVER):
             self.router.handle(event, lambda sender, run: self._see_end())
-        self.router.handle(JOINED, self._on_joined)
+        for event in (JOINED, BEGUN):
+            self.router.handle(event, self._on_joined)
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +101,8 @@ class Task:
         """
         assert self._middleware, "the task has no middleware"
         self._thread, run = threading.get_ident(), self.router.begin_run()
+        if run > 1 and not self._ended:  # the task before may have taken what is shared with this one
+            self.router.send(BEGUN)
         last_step = None if max_step is None else self.ctx.total_step + max_step
         with ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
             is_over = max_step == 0

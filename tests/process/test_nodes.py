@@ -262,6 +262,33 @@ def test_all_nodes_of_a_runner_attach_and_are_replaced_and_end_when_node_0_is_ki
 # ---- nodes that fail
 
 
+def go_on(node):
+    """A second task shares a value while node 1 is still in the first one."""
+    with Task(router=node) as first:
+        first.use(lambda ctx: time.sleep(0.5 * (node.name == "node.1")))
+        first.run(max_step=1)
+    with Task(router=node) as second:
+        second.share("weights")
+
+        def step(ctx):
+            if node.name != "node.0":
+                deadline = time.monotonic() + 10
+                while "weights" not in second.parallel_ctx:
+                    assert time.monotonic() < deadline, "nothing was shared"
+                node.send("read")
+                wait_for_the_end(node)(ctx)
+            elif ctx.total_step == 0:
+                ctx.weights = 7
+            else:
+                ctx.finish = node.wait_for("read", 20) is not None
+
+        second.use(step).run()
+
+
+def test_a_node_that_comes_late_from_one_task_gets_what_the_next_one_has_shared():
+    runner(2)(go_on)
+
+
 def stumble(node):
     """The first node 1 raises an exception, the first node 2 hangs; their successors wait longer than a hang.
 

@@ -325,6 +325,10 @@ def test_the_policy_of_a_net_with_state_remembers_each_environment(run_inline):
     one.reset()
     assert one(games[0, 0], starts=False) == expected[0][0], "a new episode all the same"
     assert np.array_equal(several(games[:2, 0], starts=np.array([False, True])), expected[0][:2]), "another number"
+    free = several(games[:2, 0], starts=True)
+    assert np.array_equal(several(games[:2, 0], starts=True, mask=[None, None]), free)
+    masked = several(games[:2, 0], starts=True, mask=[None, [free[1] == 1, free[1] == 0]])
+    assert masked.tolist() == [free[0], 1 - free[1]]
     with pytest.raises(ValueError, match=re.escape("observations must be (4,) or [N, 4]")):
         one(games)
 

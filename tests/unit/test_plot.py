@@ -107,6 +107,9 @@ def test_a_curve_has_a_point_for_each_step_at_which_games_ended_and_reaches_a_go
 
 
 def test_a_run_that_was_solved_by_another_rule_than_the_mean_of_training_reached_its_goal_then(tmp_path):
+    (tmp_path / "summary.json").write_text('{"solved": false, "solved_at_steps": null, "solved_at_seconds": null}')
+    unsolved = read(tmp_path, *(f"{10 * i},{i}.0,0,9.0,5" for i in range(1, 31)), args={"stop_return": 9.0})
+    assert table([unsolved])[1:] == ("- (0/1)", "-"), "a mean of 30 games is another rule"
     (tmp_path / "summary.json").write_text('{"solved_at_steps": 72000, "solved_at_seconds": 90.0}')
     found = read(tmp_path, "10,1.0,0,1.0,5", args={"stop_return": 9.0})
     assert table([found])[1:] == ("72,000 (1/1)", "1.5")
