@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import math
+import os
 import statistics
 import sys
 import textwrap
@@ -108,7 +109,7 @@ def read_lineage(folder: Path) -> Lineage:
     while ancestor is not None:
         line.add(ancestor)
         ancestor = parents.get(ancestor)
-    return Lineage(folder.absolute().name, members, parents, line)
+    return Lineage(os.path.basename(os.path.abspath(folder)), members, parents, line)
 
 
 def read_all(folders: tuple[Path, ...], read: Callable[[Path], Any]) -> list[Any]:

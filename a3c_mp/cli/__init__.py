@@ -36,16 +36,16 @@ def parse_args(args_class: type[A], presets: Presets, description: str, argv: Se
     wants_help, make, here = given.pop("help", False), typing.cast(Any, args_class), start_here()
     if (folder := run_to_continue(given, make.runs_dir)) is not None and "resume" not in given:
         given = {name: value for name, value in given.items() if name not in PLACE} | {"resume": folder}
+    own = {name: getattr(make, name) for name in OF_AN_ID}  # a class may have defaults of its own
     if "resume" in given:
         default = make(**_saved_settings(args_class, given))
         if "env_id" in given:  # as where the run was started: a class may have defaults of its own
-            found = defaults_for(args_class, _whole_id(given["env_id"], given), presets)
-            own = {name: found.get(name, getattr(make, name)) for name in OF_AN_ID}
-            given["env_id"] = _whole_id(given["env_id"], own | given)
+            found = defaults_for(args_class, _whole_id(given["env_id"], own | given), presets)
+            given["env_id"] = _whole_id(given["env_id"], {name: found.get(name, own[name]) for name in own} | given)
     else:
-        own = {name: getattr(make, name) for name in OF_AN_ID}  # a class may have defaults of its own
-        env_id = _whole_id(given.pop("env_id", make.env_id), own | given)
-        defaults = defaults_for(args_class, env_id, presets, given.get("algo", getattr(make, "algo", None)))
+        env_id = _whole_id(given.pop("env_id", make.env_id), given)
+        with_own = _whole_id(env_id, own | given)
+        defaults = defaults_for(args_class, with_own, presets, given.get("algo", getattr(make, "algo", None)))
         if unknown := sorted(defaults.keys() - _fields(args_class)):
             raise ConfigError(flag_name(unknown[0]), "", f"a preset of {env_id} sets it, and there is no such setting")
         default = make(**{**defaults, "env_id": env_id})

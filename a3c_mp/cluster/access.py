@@ -107,9 +107,11 @@ def is_open(address: str) -> bool:
 
 def find_cluster(address: str, token_file: Path | None) -> ClusterAddress:
     """Return address and token of a cluster; `auto` is that of a node on this machine. Raises ConfigError."""
+    if address != "auto" and token_file is not None:
+        return ClusterAddress(address, str(find_token(token_file)))
     saved = read_address()
     if address != "auto" and (saved is None or saved.address != address):
-        return ClusterAddress(address, str(find_token(token_file)))
+        return ClusterAddress(address, str(find_token(None)))
     if saved is None:
         why, fix = "this machine has no node of a cluster", "python -m a3c_mp.cluster head, or join HOST:PORT"
         raise ConfigError("address", "auto", why, fix)

@@ -121,7 +121,8 @@ class RayLearners(Learners):
 
     def __init__(self, session: Session, needs: Resources, run: Any, target: Callable[..., None], *parts: Any):
         super().__init__(run, target, *parts)
-        self.peer_seconds = run.args.hang_seconds + START_SECONDS  # their actors have machines of their own
+        if run.args.address is not None:  # their actors have machines of their own
+            self.peer_seconds = run.args.hang_seconds + START_SECONDS
         self.session, self.needs = session, needs
         self._actor_class = session.actor_class(RayLearner)
 

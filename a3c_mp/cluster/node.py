@@ -16,7 +16,7 @@ from a3c_mp._bootstrap import CHAPTERS
 from a3c_mp.cluster import guardian
 from a3c_mp.errors import STARTED_IN, ConfigError, start_here
 from a3c_mp.processes.program import describe_program
-from a3c_mp.processes.slots import free_memory
+from a3c_mp.processes.slots import MIB, free_memory
 from a3c_mp.processes.spawn import root_for_sockets
 
 RAY_VERSION = "2.60.0"
@@ -43,6 +43,7 @@ scripts.get_ray_client_dependency_error = lambda: "not used"
 scripts.main()
 """
 START_SECONDS, END_SECONDS = 60.0, 5.0
+LEAST_STORE, LARGEST_STORE = 75 * MIB, 200 * 10**9  # of Ray: below the first it does not start, the second is its limit
 FOLDER_PREFIX = "a3c-ray-"
 SOCKET = f"/{FOLDER_PREFIX}12345678/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store"
 MAX_ROOT = 107 - len(SOCKET)  # bytes of the folder in which a node has its own
@@ -93,16 +94,19 @@ class Node:
         start = STARTED_IN[0] if STARTED_IN else start_here()  # an environment may have left it
         places = str(start), os.environ.get("PYTHONPATH"), str(CHAPTERS)  # where actors find this code
         root, store = root_for_sockets(MAX_ROOT), store_folder()
+        if not any(option.startswith("--object-store-memory") for option in options):
+            free = shutil.disk_usage(store).free  # Ray would not look at a folder that is given
+            size = min(3 * free_memory() // 10, free // 2 if store == root else 9 * free // 10, LARGEST_STORE)
+            if size < LEAST_STORE:
+                why = f"Ray's object store needs {LEAST_STORE // MIB} MiB there, it can have {size // MIB}"
+                raise ConfigError("node", store, why, "make room, or enlarge it (docker run --shm-size)")
+            options = [*options, f"--object-store-memory={size}"]
         try:
             self.folder = folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root))  # 0700, unlike Ray's in it
         except OSError as error:
             fix = "make room there, or let TMPDIR name another"
             raise ConfigError("node", root, f"no folder can be made there ({error.strerror})", fix) from error
         options = [*options, f"--plasma-directory={store}"]
-        if not any(option.startswith("--object-store-memory") for option in options):
-            free = shutil.disk_usage(store).free  # Ray would not look at a folder that is given
-            size = min(3 * free_memory() // 10, free // 2 if store == root else 9 * free // 10)
-            options.append(f"--object-store-memory={size}")
         own = ",".join(f"{name}={value}" for name, value in labels().items())
         command = [sys.executable, "-c", RAY_START, "start", f"--temp-dir={folder / 'ray'}", "--disable-usage-stats"]
         # A pipe of plain numbers: closed by `close` or by the end of this process, never by the garbage collector.

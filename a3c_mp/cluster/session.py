@@ -199,5 +199,6 @@ class Session:
             ray.init(self._address, log_to_driver=False, configure_logging=False)
         except Exception as error:
             why = f"the cluster cannot be joined ({' '.join(str(error).split())[:300]})"
-            fix = "this machine needs a node of it, without actors join --num-cpus 0: see docs/ray.md"
+            join = "start a node here: python -m a3c_mp.cluster join HOST:PORT (--num-cpus 0: without actors)"
+            fix = "see docs/ray.md" if self.cluster is None else join
             raise ConfigError("address", self._address, why, fix) from error

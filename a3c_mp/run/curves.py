@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -63,7 +64,11 @@ def read_curve(folder: Path, window: int) -> Curve:
     try:
         config = json.loads((folder / "config.json").read_text())
         settings = settings_of(config)
-        algorithm, env_id, name = str(config["algorithm"]), str(settings.pop("env_id")), folder.absolute().name
+        algorithm, env_id, name = (
+            str(config["algorithm"]),
+            str(settings.pop("env_id")),
+            os.path.basename(os.path.abspath(folder)),
+        )
         seed, is_named = int(config["args"]["seed"]), not re.search(r"-s\d+-\d{8}-\d{6}", name)
         goal = config["args"].get("stop_return")
         goal = None if goal is None else float(goal)

@@ -41,12 +41,12 @@ class Task:
         self._timers: list[StepTimer] = []
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
-        self._ended = 0  # number of the last run of this task that is over: nodes that join later leave it out
+        self._run = self._ended = 0  # numbers of its last runs, begun and over; who joins leaves out the latter
         self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
         for event in (FINISH, OVER):
             self.router.handle(event, lambda sender, run: self._see_end())
-        for event in (JOINED, BEGUN):
-            self.router.handle(event, self._on_joined)
+        self.router.handle(JOINED, self._on_joined)
+        self.router.handle(BEGUN, self._on_begun, [int])
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +102,8 @@ class Task:
         assert self._middleware, "the task has no middleware"
         self._thread, run = threading.get_ident(), self.router.begin_run()
         if run > 1 and not self._ended:  # the task before may have taken what is shared with this one
-            self.router.send(BEGUN)
+            self.router.send(BEGUN, run)
+        self._run = run
         last_step = None if max_step is None else self.ctx.total_step + max_step
         with ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
             is_over = max_step == 0
@@ -151,6 +152,10 @@ class Task:
         if sent := {name: self._values[name] for name in self._shared if name in self._values}:
             self.router.send(SHARE, sent, to=sender)
         self._shared.update(dict.fromkeys(self._shared, b""))
+
+    def _on_begun(self, sender: str, run: int) -> None:
+        if run == self._run:
+            self._on_joined(sender)
 
     def _send_shared(self) -> None:
         """Send what has changed, also inside of a list or a tensor, and once a node has joined what was sent before."""

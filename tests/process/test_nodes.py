@@ -266,6 +266,7 @@ def go_on(node):
     """A second task shares a value while node 1 is still in the first one."""
     with Task(router=node) as first:
         first.use(lambda ctx: time.sleep(0.5 * (node.name == "node.1")))
+        first.use(lambda ctx: None)  # before it the node looks at what has arrived, which is for the second task
         first.run(max_step=1)
     with Task(router=node) as second:
         second.share("weights")
