@@ -55,7 +55,7 @@ def loss(args: Any, net: Any, samples: Samples) -> tuple[Tensor, dict[str, Any]]
 
 def backward(args: Any, net: Any, loss: Callable[..., Any], *batch: Any) -> tuple[Tensor, dict[str, Any]]:
     """Add the gradient of the loss of one batch to `.grad` of the parameters; return (loss, metrics)."""
-    with autocast(args.precision, net):
+    with torch.enable_grad(), autocast(args.precision, net):  # an environment with nets may have turned gradients off
         total, metrics = loss(args, net, *batch)
     total.backward()
     return total.detach(), metrics | {"losses/total": total.detach()}

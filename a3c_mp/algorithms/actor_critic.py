@@ -138,10 +138,13 @@ def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps: int) -> None:
-    """Set the learning rate of all parameters: from `--learning-rate` to its end, linear over `--anneal-steps`."""
+    """Set the learning rate: from `--learning-rate` to its end, linear over `--anneal-steps`.
+
+    A group of parameters may have an "lr_factor", by which its own is multiplied.
+    """
     total = args.anneal_steps or args.total_steps
     for group in optimizer.param_groups:
-        group["lr"] = linear(args.learning_rate, args.learning_rate_end, steps, total)
+        group["lr"] = group.get("lr_factor", 1.0) * linear(args.learning_rate, args.learning_rate_end, steps, total)
 
 
 def anneal_entropy_coef(args: PPOArgs, steps: int) -> PPOArgs:

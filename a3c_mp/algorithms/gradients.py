@@ -211,7 +211,7 @@ class MeanGradient:
         self.vector = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
         self.count = 0
         for parameter, view in zip(parameters, views_like(self.vector, parameters), strict=True):
-            parameter.grad = view
+            parameter.grad = view if parameter.requires_grad else None  # of layers that are frozen here, not in actors
 
     def add(self, vector: Tensor) -> None:
         """Add a gradient [P]; its memory may be overwritten as soon as this returns."""

@@ -151,7 +151,7 @@ def id_of(env: Any) -> str:
 def call_hooks(hooks: Sequence[Callback], steps: int, metrics: Mapping[str, float]) -> bool:
     """Call the hook that a point of the curves is for, of all callbacks. Returns whether the run goes on."""
     is_evaluation = "eval/return_mean" in metrics
-    if not is_evaluation and any(name.startswith("eval/") for name in metrics):
+    if not is_evaluation and all(name.startswith("eval/") for name in metrics):
         return True  # a confirmation, which belongs to the evaluation before it
     calls = [hook.on_evaluation if is_evaluation else hook.on_update for hook in hooks]
     answers = [call(steps, metrics) for call in calls]  # all are called, also after one that ends the run

@@ -133,9 +133,12 @@ def _check_class(args_class: Any) -> None:
     if "__dataclass_params__" not in vars(args_class):
         fix = "put @dataclass(frozen=True) above it"
         raise ConfigError(args_class.__name__, "", "its settings have no effect", fix)
+    hints = typing.get_type_hints(args_class)
     for field in dataclasses.fields(args_class):
         if field.default is dataclasses.MISSING:
             raise ConfigError(flag_name(field.name), "", "it has no plain default", "give one, such as a tuple or None")
+        if typing.get_origin(plain_type(hints[field.name])) in (list, dict, set):
+            raise ConfigError(flag_name(field.name), "", f"no flag can be a {field.type}", "use tuple[int, ...]")
         if (value := vars(args_class).get(field.name, field.default)) is not field.default:
             fix = f"write {field.name}: {getattr(field.type, '__name__', field.type)} = {value!r}"
             raise ConfigError(flag_name(field.name), value, f"{args_class.__name__} sets it without its type", fix)

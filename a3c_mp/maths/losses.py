@@ -1,5 +1,6 @@
 """Losses: value, policy gradient, quantile Huber; their metrics, and normalized advantages. Pure functions."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -93,7 +94,7 @@ def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> Metrics:
     """
     found = dict(metrics)
     if isinstance(log_ratios := found.pop("policy/log_ratio", None), Tensor):
-        clipped = (log_ratios.expm1().abs() > found.pop("policy/clip_ratio")).float()
+        clipped = (log_ratios.expm1().abs() > found.pop("policy/clip_ratio", math.inf)).float()
         found |= {"policy/approx_kl": approx_kl(log_ratios), "policy/clip_fraction": clipped}
     values, targets = metrics.get("values/value"), metrics.get("values/target")
     if isinstance(values, Tensor) and isinstance(targets, Tensor):

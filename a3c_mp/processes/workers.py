@@ -72,6 +72,7 @@ class Workers:
         before its first filled slot, or the restart budget is spent.
         """
         while not should_stop():
+            self.supervisor.watch(should_stop, 0.0)  # messages as they arrive: of many at once, worker 0's come first
             if found := self._ledger.take(size):
                 return found
             self.supervisor.watch(should_stop)
