@@ -140,7 +140,7 @@ def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:
 def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps: int) -> None:
     """Set the learning rate: from `--learning-rate` to its end, linear over `--anneal-steps`.
 
-    A group of parameters may have an "lr_factor", by which its own is multiplied.
+    A group of parameters may have a factor on it, "lr_factor".
     """
     total = args.anneal_steps or args.total_steps
     for group in optimizer.param_groups:

@@ -210,8 +210,7 @@ class MeanGradient:
         parameters = list(net.parameters())
         self.vector = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
         self.count = 0
-        for parameter, view in zip(parameters, views_like(self.vector, parameters), strict=True):
-            parameter.grad = view if parameter.requires_grad else None  # of layers that are frozen here, not in actors
+        self.places = list(zip(parameters, views_like(self.vector, parameters), strict=True))
 
     def add(self, vector: Tensor) -> None:
         """Add a gradient [P]; its memory may be overwritten as soon as this returns."""
@@ -226,6 +225,10 @@ class MeanGradient:
 
     def finish(self, max_norm: float) -> Tensor:
         """Divide the sum by the count and clip its norm, in one pass; return the norm of the mean before clipping."""
+        for parameter, view in self.places:
+            parameter.grad = view if parameter.requires_grad else None
+            if parameter.grad is None:  # frozen here, but not in actors
+                view.zero_()
         norm = self.vector.norm() / self.count
         self.vector.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0) / self.count)
         self.count = 0

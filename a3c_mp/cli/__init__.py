@@ -137,8 +137,9 @@ def _check_class(args_class: Any) -> None:
     for field in dataclasses.fields(args_class):
         if field.default is dataclasses.MISSING:
             raise ConfigError(flag_name(field.name), "", "it has no plain default", "give one, such as a tuple or None")
-        if typing.get_origin(plain_type(hints[field.name])) in (list, dict, set):
-            raise ConfigError(flag_name(field.name), "", f"no flag can be a {field.type}", "use tuple[int, ...]")
+        kind = plain_type(hints[field.name])
+        if (typing.get_origin(kind) or kind) in (list, dict, set):
+            raise ConfigError(flag_name(field.name), "", f"no flag can be a {field.type}", "make it a tuple[int, ...]")
         if (value := vars(args_class).get(field.name, field.default)) is not field.default:
             fix = f"write {field.name}: {getattr(field.type, '__name__', field.type)} = {value!r}"
             raise ConfigError(flag_name(field.name), value, f"{args_class.__name__} sets it without its type", fix)

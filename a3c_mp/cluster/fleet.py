@@ -93,7 +93,6 @@ class Fleet:
     def take(self, should_stop: Callable[[], bool], size: int = 1) -> list[Filled]:
         """Wait for a round of filled slots, as `Workers.take` does; a smaller one where actors have no place."""
         while not should_stop():
-            self._wait(0.0)  # each result as it arrives: of many at once, those of actor 0 come first
             able = self.options.slots_per_worker * self.placed
             if found := self._ledger.take(min(size, max(able, 1))):
                 return found
@@ -140,16 +139,17 @@ class Fleet:
         for token in self._ledger.given[number]:
             self._request(number, token)
 
-    def _wait(self, seconds: float = WAIT_SECONDS) -> None:
-        """Wait for a result for at most so long (s), and take all that have arrived."""
+    def _wait(self) -> None:
+        """Wait for a result for at most `WAIT_SECONDS`, and take all that have arrived."""
         self.session.check()
         owners = {ref: number for number, actor in enumerate(self.actors) for ref in actor.references}
         if not owners:
-            time.sleep(seconds)
+            time.sleep(WAIT_SECONDS)
             return
-        ready = self.session.ray.wait(list(owners), num_returns=1, timeout=seconds)[0]
+        wait = self.session.ray.wait
+        ready = wait(list(owners), num_returns=1, timeout=WAIT_SECONDS)[0]
         if ready and len(owners) > 1:  # all of them, in the order of the requests
-            ready = self.session.ray.wait(list(owners), num_returns=len(owners), timeout=0)[0]
+            ready = wait(list(owners), num_returns=len(owners), timeout=0)[0]
         for reference in ready:
             if reference in self.actors[owners[reference]].references:  # its process may be replaced by now
                 self._settle(owners[reference], reference)

@@ -98,7 +98,8 @@ class Node:
             free = shutil.disk_usage(store).free  # Ray would not look at a folder that is given
             size = min(3 * free_memory() // 10, free // 2 if store == root else 9 * free // 10, LARGEST_STORE)
             if size < LEAST_STORE:
-                why = f"Ray's object store needs {LEAST_STORE // MIB} MiB there, it can have {size // MIB}"
+                why = f"Ray's object store needs {LEAST_STORE // MIB} MiB; {free // MIB:,} MiB is free there"
+                why += f", and {free_memory() // MIB:,} MiB of memory, of which Ray takes 30%"
                 raise ConfigError("node", store, why, "make room, or enlarge it (docker run --shm-size)")
             options = [*options, f"--object-store-memory={size}"]
         try:

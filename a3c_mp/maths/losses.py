@@ -1,6 +1,5 @@
 """Losses: value, policy gradient, quantile Huber; their metrics, and normalized advantages. Pure functions."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -94,8 +93,9 @@ def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> Metrics:
     """
     found = dict(metrics)
     if isinstance(log_ratios := found.pop("policy/log_ratio", None), Tensor):
-        clipped = (log_ratios.expm1().abs() > found.pop("policy/clip_ratio", math.inf)).float()
-        found |= {"policy/approx_kl": approx_kl(log_ratios), "policy/clip_fraction": clipped}
+        found["policy/approx_kl"] = approx_kl(log_ratios)
+        if (clip_ratio := found.pop("policy/clip_ratio", None)) is not None:
+            found["policy/clip_fraction"] = (log_ratios.expm1().abs() > clip_ratio).float()
     values, targets = metrics.get("values/value"), metrics.get("values/target")
     if isinstance(values, Tensor) and isinstance(targets, Tensor):
         variance = targets.var(correction=0)

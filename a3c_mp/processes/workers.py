@@ -72,7 +72,8 @@ class Workers:
         before its first filled slot, or the restart budget is spent.
         """
         while not should_stop():
-            self.supervisor.watch(should_stop, 0.0)  # messages as they arrive: of many at once, worker 0's come first
+            if not self.options.in_order:  # of messages that have waited together, worker 0's come first
+                self.supervisor.watch(should_stop, 0.0)
             if found := self._ledger.take(size):
                 return found
             self.supervisor.watch(should_stop)

@@ -147,7 +147,9 @@ def load_newest(
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the moments of a saved optimizer, but not its settings. Raises ValueError if it is of another kind."""
-    if [set(group) for group in state["param_groups"]] != [set(group) for group in optimizer.param_groups]:
+    groups = state["param_groups"], optimizer.param_groups
+    saved, own = ([{*group} - {"lr_factor"} for group in each] for each in groups)
+    if saved != own:
         raise ValueError("it holds the state of another optimizer")
     moments = copy.deepcopy(state["state"])  # else they would keep the whole file mapped
     optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})

@@ -61,7 +61,7 @@ def open_log(folder: Path | None = None) -> logging.Logger:
     """Open a logger to the console, and in a run folder to `run.log`, which child processes' prints go to as well."""
     log = logging.getLogger(f"a3c_mp.{folder or 'terminal'}")
     log.setLevel(logging.INFO)
-    log.manager = logging.Manager(log)  # type: ignore[arg-type]  # logging.disable, of an environment, is not for it
+    log.manager = logging.Manager(log)  # type: ignore[arg-type]  # it ignores an environment's `logging.disable`
     log.propagate, log.handlers, log.filters = False, [ConsoleHandler()], [_shorten_paths]
     if folder is None:
         return log

@@ -41,7 +41,9 @@ class Task:
         self._timers: list[StepTimer] = []
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
-        self._run = self._ended = 0  # numbers of its last runs, begun and over; who joins leaves out the latter
+        self._run = self._ended = (
+            0  # numbers of the last run that has started, and is over: who joins later leaves it out
+        )
         self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
         for event in (FINISH, OVER):
             self.router.handle(event, lambda sender, run: self._see_end())
