@@ -41,9 +41,8 @@ class Task:
         self._timers: list[StepTimer] = []
         self._shared: dict[str, bytes] = {}  # name -> value that was sent last; empty if it is to be sent
         self._values: dict[str, Any] = {}  # the same values, for nodes that join later
-        self._run = self._ended = (
-            0  # numbers of the last run that has started, and is over: who joins later leaves it out
-        )
+        self._run = 0  # number of the last run of this task
+        self._ended = 0  # number of the last one that is over: nodes that join later leave it out
         self.router.handle(SHARE, lambda sender, values: self.parallel_ctx.update(values), [dict])
         for event in (FINISH, OVER):
             self.router.handle(event, lambda sender, run: self._see_end())
