@@ -7,7 +7,7 @@
 # make tensorboard, format, clean
 # PYTHON makes $(VENV) and has no effect once that exists; for another one: make clean, then make PYTHON=python3.12 train
 PYTHON ?= python3
-VENV ?= .venv
+VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 RUNS ?= runs
@@ -34,24 +34,25 @@ gpu-check: $(VENV)/.installed-all
 	$(BIN)/python bench/gpu_check.py $(ARGS)
 
 check: $(VENV)/.installed-all
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
 
 format: $(VENV)/.installed-all
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
 
 docs: $(VENV)/.installed-all
-	$(BIN)/mkdocs build $(ARGS)
+	$(BIN)/python -m mkdocs build $(ARGS)
 
 tensorboard: $(VENV)/.installed
-	$(BIN)/tensorboard --logdir "$(RUNS)"
+	$(BIN)/python -m tensorboard.main --logdir "$(RUNS)"
 
 help:
 	@sed -n 's/^# //p' Makefile
 
 $(VENV)/.installed: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 15) or sys.exit("Python 3.11 to 3.14 is needed: make PYTHON=python3.12 train, after make clean")'
 	@echo "installing torch and the other packages: a minute or more"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
@@ -62,4 +63,4 @@ $(VENV)/.installed-all: requirements-all.txt $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf "$(VENV)"

@@ -157,8 +157,9 @@ def print_scores(played: Sequence[Episode], args: Args) -> None:
 def main() -> int:
     args, here = parse_plain(Args, __doc__ or ""), start_here()  # an environment may leave the current folder
     args = replace(args, video=args.video and here / args.video, export=args.export and here / args.export)
-    if args.export is not None and (args.window or args.random or args.video is not None):
-        raise ConfigError("export", args.export, "it plays no game", "leave --video, --window and --random out")
+    if args.export is not None and (args.window or args.random or args.sampled or args.video is not None):
+        fix = "leave --video, --window, --random and --sampled out"
+        raise ConfigError("export", args.export, "it plays no game, and its actions are greedy", fix)
     run = load_run(args.run, args.member)
     if args.export is not None:
         export_policy(run, args.export)

@@ -13,6 +13,8 @@ Family tree of a population, and the learning rates of its members.
 
 from __future__ import annotations
 
+import a3c_mp  # noqa: F401  # isort: skip  (first: it says so where packages are missing)
+
 import csv
 import importlib.util
 import math

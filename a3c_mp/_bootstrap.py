@@ -1,5 +1,6 @@
 """Process setup by `import a3c_mp`, before torch is imported: threads, malloc, the end with the parent, sys.path."""
 
+import importlib.util
 import os
 import signal
 import sys
@@ -92,6 +93,11 @@ def is_script() -> bool:
         return "a3c_mp.cluster" in sys.orig_argv
     is_named = Path(main).name.startswith(("train_", "play.py", "plot.py"))  # a user's program may lie beside them
     return (is_named and Path(main).resolve().parent == CHAPTERS) or Path(main).name == "a3c-mp"
+
+
+if is_script() and importlib.util.find_spec("torch") is None:
+    print("error: this Python has no torch; . .venv/bin/activate (or make train, which installs it)", file=sys.stderr)
+    sys.exit(2)
 
 
 def end_on_interrupt(signum: int, frame: FrameType | None) -> NoReturn:

@@ -149,7 +149,8 @@ class ApexSetup(Setup):
         learner.on_event = lambda event: self._prepare_successor(learner, event)
         self.make_room(args, range(shards.num_shards))  # a restored replay may be full
         if learner.group.rank == 0:  # the others have about as many transitions, and no metrics
-            show_replay(run, args, self.limiter, lambda: args.num_learners * replay.size, "without --save-replay")
+            why = "with several learners" if args.num_learners > 1 else "without --save-replay"
+            show_replay(run, args, self.limiter, lambda: args.num_learners * replay.size, why)
             capacity = shards.num_lanes * shards.rows
             run.metrics.gauges |= {
                 "replay/size": lambda: replay.size,

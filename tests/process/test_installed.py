@@ -25,6 +25,7 @@ def command(tmp_path_factory):
     shutil.copytree(
         ROOT, tree, ignore=shutil.ignore_patterns(".*", "build", "docs", "tests", "bench", "runs", "*.egg-info")
     )
+    (tree / "own_env.py").touch()  # of the user, beside the scripts
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     wheel = ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(tree)]
     subprocess.run([*pip, *wheel], check=True)
@@ -42,6 +43,8 @@ def command(tmp_path_factory):
     subprocess.run([*pip, *install], check=True)
     found = run(venv / "bin/python", folder, "-c", "import a3c_mp; print(a3c_mp.__file__)").out
     assert Path(found).is_relative_to(venv), found
+    scripts = {path.name for path in (packages / "a3c_mp/chapters").glob("*.py")}
+    assert scripts == {"play.py", "plot.py", *(chapter.script for chapter in ALL_CHAPTERS)}
     return venv / "bin/a3c-mp"
 
 

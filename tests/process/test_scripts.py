@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import platform
 import signal
+import subprocess
 import sys
 import time
 
@@ -15,6 +16,7 @@ from harness import (
     APEX_DQN,
     IMPALA,
     RAY_IMPALA,
+    ROOT,
     TASK,
     actors_of,
     episode_steps,
@@ -130,6 +132,14 @@ def test_a_run_goes_on_when_the_reader_of_its_output_goes(scripts):
     assert "--total-steps reached after" in (scripts.runs_dir / "runs/r/run.log").read_text(), (
         "what nobody read is kept"
     )
+
+
+@pytest.mark.parametrize("script", ["train_a3c_data.py", "play.py", "plot.py"])
+def test_a_python_without_the_packages_gets_one_line(script):
+    done = subprocess.run([sys.executable, "-S", ROOT / script, "x"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: this Python has no torch; . .venv/bin/activate")
+    assert done.stderr.count("\n") == 1
 
 
 def test_help_into_a_pipe_that_closes_ends_without_a_word(scripts):

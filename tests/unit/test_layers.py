@@ -19,6 +19,7 @@ TABLE = {
     "_bootstrap": set(),
     "errors": set(),
     "seeds": set(),
+    "setup": set(),
     "wrappers": set(),
     "maths": set(),
     "config": GROUND,
