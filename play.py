@@ -159,7 +159,7 @@ def main() -> int:
     args = replace(args, video=args.video and here / args.video, export=args.export and here / args.export)
     if args.export is not None and (args.window or args.random or args.sampled or args.video is not None):
         fix = "leave --video, --window, --random and --sampled out"
-        raise ConfigError("export", args.export, "it plays no game, and its actions are greedy", fix)
+        raise ConfigError("export", args.export, "it plays no game", fix)
     run = load_run(args.run, args.member)
     if args.export is not None:
         export_policy(run, args.export)

@@ -95,8 +95,10 @@ def is_script() -> bool:
     return (is_named and Path(main).resolve().parent == CHAPTERS) or Path(main).name == "a3c-mp"
 
 
-if is_script() and importlib.util.find_spec("torch") is None:
-    print("error: this Python has no torch; . .venv/bin/activate (or make train, which installs it)", file=sys.stderr)
+missing = [name for name in ("torch", "gymnasium", "rich") if importlib.util.find_spec(name) is None]
+if missing and is_script():
+    fix = ". .venv/bin/activate (or make train, which installs it)"
+    print(f"error: this Python has no {' and no '.join(missing)}; {fix}", file=sys.stderr)
     sys.exit(2)
 
 

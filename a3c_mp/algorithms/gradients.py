@@ -204,7 +204,7 @@ class GradientSetup(RolloutSetup):
 
 
 class MeanGradient:
-    """Mean of gradients that are added one by one, in `.grad` of a net's parameters; do not call `zero_grad` on it."""
+    """Mean of gradients that are added one by one; `finish` puts it into `.grad` of a net's parameters."""
 
     def __init__(self, net: nn.Module):
         parameters = list(net.parameters())

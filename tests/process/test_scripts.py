@@ -136,9 +136,9 @@ def test_a_run_goes_on_when_the_reader_of_its_output_goes(scripts):
 
 @pytest.mark.parametrize("script", ["train_a3c_data.py", "play.py", "plot.py"])
 def test_a_python_without_the_packages_gets_one_line(script):
-    done = subprocess.run([sys.executable, "-S", ROOT / script, "x"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-ES", ROOT / script, "x"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: this Python has no torch; . .venv/bin/activate")
+    assert done.stderr.startswith("error: this Python has no torch and no gymnasium and no rich; . .venv/bin/activate")
     assert done.stderr.count("\n") == 1
 
 

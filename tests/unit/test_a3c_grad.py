@@ -25,8 +25,12 @@ from a3c_mp.processes.pool import Token
 EPISODES = [Episode(-21.0, 824), Episode(0.1, 3)]
 
 
-def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself():
-    """Those of convolutions, which are channels-last, lie in memory in another order; that of an unused one is 0."""
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself(is_frozen):
+    """Those of convolutions, which are channels-last, lie in memory in another order; that of an unused one is 0.
+
+    An actor does not know which layers are frozen in the learner.
+    """
     torch.manual_seed(0)
     net = make_actor_critic(Box(0, 255, (2, 36, 36), "uint8"), Discrete(3))
     net.unused = nn.Parameter(torch.ones(3))
@@ -36,6 +40,9 @@ def test_a_step_on_a_gradient_that_travelled_is_the_step_on_the_gradient_itself(
     vector, mean = torch.full((sum(p.numel() for p in net.parameters()),), 7.0), MeanGradient(there)
     copy_gradient(net, vector)
     mean.add(vector)
+    if is_frozen:
+        next(there.parameters()).requires_grad_(False)
+        next(net.parameters()).grad = None
     norm = mean.finish(max_norm=1.0)
 
     expected_norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)

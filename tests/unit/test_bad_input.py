@@ -551,7 +551,7 @@ SCRIPTS = """
 play |                                    | run: must be given
 play | old/impala/config.json             | there is no such folder or checkpoint (.pt); name a run folder
 play | old/impala/checkpoints/step_5.pt   | step_5.json
-play | RUN --export x.onnx --video x.mp4  | export=x.onnx: it plays no game, and its actions are greedy; leave
+play | RUN --export x.onnx --video x.mp4  | export=x.onnx: it plays no game; leave --video, --window, --random and --s
 play | RUN --export x.onnx --sampled      | export=x.onnx: it plays no game
 play | RUN --export x.onnx --random       | export=x.onnx: it plays no game
 play | RUN --window                       | window=True: this machine has no screen; use --video game.mp4

@@ -84,6 +84,7 @@ def test_diagnostics_are_read_off_a_loss():
         assert found["values/explained_variance"].item() == pytest.approx(share)
     found = losses.with_diagnostics({"policy/log_ratio": torch.tensor([0.0, 0.1, 0.5]), "policy/clip_ratio": 0.2})
     assert found.keys() == {"policy/approx_kl", "policy/clip_fraction"}
+    assert losses.with_diagnostics({"policy/log_ratio": torch.zeros(3)}).keys() == {"policy/approx_kl"}
 
 
 @pytest.mark.parametrize(("width", "is_mean"), [(1.0, False), (10.0, True)])
