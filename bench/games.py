@@ -156,7 +156,9 @@ def with_interval(scores: dict[str, list[float]], name: str) -> tuple[float, flo
             return interquartile_mean(np.concatenate(drawn, axis=-1))
         return np.median([runs.mean(axis=-1) for runs in drawn], axis=0)
 
-    games = [np.array([GAMES[game].normalised(score) for score in seeds]) for game, seeds in scores.items()]
+    least = min(map(len, scores.values()))  # an IQM weights all games alike
+    most = least if name == "IQM" else None
+    games = [np.array([GAMES[game].normalised(score) for score in seeds[:most]]) for game, seeds in scores.items()]
     rng = np.random.default_rng(0)
     drawn = aggregate([rng.choice(seeds, (SAMPLES, len(seeds))) for seeds in games])
     low, high = np.percentile(drawn, [2.5, 97.5])
@@ -174,7 +176,8 @@ def table(result: Result) -> str:
         cells = [cell(game, statistics.fmean(scores)) if scores else "-" for scores in ours]
         lines.append([game, str(seeds), *cells, *(cell(game, getattr(GAMES[game], name)) for name in PUBLISHED)])
     for name in ("median", "IQM"):
-        ours_all = [aggregate_cell(by_game(runs, mark), name) for mark in MARKS]
+        whole = [found if found.keys() == set(played) else {} for found in (by_game(runs, mark) for mark in MARKS)]
+        ours_all = [aggregate_cell(found, name) for found in whole]
         theirs = [aggregate_cell({game: [getattr(GAMES[game], field)] for game in played}, name) for field in PUBLISHED]
         lines.append([f"{name}, normalised", "", *ours_all, *theirs])
     titles = [*(f"{mark / 1e6:g}M" for mark in MARKS), *(f"{name} 1M" for name in PUBLISHED.values())]

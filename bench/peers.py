@@ -78,7 +78,8 @@ class Args:
     env_id: str = "PongNoFrameskip-v4"
     """Atari id with frame skip 1; SB3: also some with continuous actions; AgileRL: LunarLander-v3 alone"""
     seconds: Annotated[float, Between(1)] = 120.0
-    """how long each runs at most, starting up included; its rate is that of the second half (s)"""
+    """how long each runs at most, chapters from the first rollout, others from after their imports; its rate is that of
+    the second half (s)"""
     stop_return: float | None = None
     """end a run where the mean raw return of the last 100 games is this; of a population, of the fittest's new games"""
     seeds: Count = 3

@@ -7,6 +7,7 @@ colours can be told apart on both.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ CHAPTERS = {
     "ray_impala": ("7 Ray, IMPALA", "#00838f"),
 }  # fmt: skip
 """chapter -> its label and colour"""
-OURS, SECOND, THIRD = "#0b62c4", "#8250df", "#198038"
+OURS, *OTHERS = "#0b62c4", "#8250df", "#198038", "#a2191f", "#005d5d", "#6f4e00"
 """colours of our scores, in the order of results"""
 LINES = {"iqn_impala": ("#d1530b", "-"), "iqn": ("#7a5c00", "--"), "dqn": ("#5a6270", ":")}
 """published scores that are drawn -> their colour and line"""
@@ -119,7 +120,7 @@ def draw_games(path: Path, results: Sequence[Result]) -> None:
     figure, axes = panels(4, 2, 9.0)
     runs = [
         (run, f"ours, {games.title_of(result)}{'' if result['bench']['sticky'] else ', not sticky'}", colour)
-        for result, colour in zip(results, (OURS, SECOND, THIRD)[: len(results)], strict=True)
+        for result, colour in zip(results, itertools.cycle((OURS, *OTHERS)), strict=False)
         for run in result["runs"]
     ]
     for axis, (name, game) in zip(axes, games.GAMES.items(), strict=True):

@@ -76,7 +76,10 @@ def rows_of(results: Iterable[Result]) -> list[Row]:
             runs = [run for run in result["runs"] if run["row"] == name]
             if not runs or settings["stop_return"] is None:
                 continue
-            differing = " ".join(f"{name}={value}" for name, value in difference(chapter, settings).items())
+            other = difference(chapter, settings)
+            if any(run.get("exit_reason") == "max_seconds" for run in runs):
+                other["max_seconds"] = settings.get("max_seconds")
+            differing = " ".join(f"{name}={value}" for name, value in other.items())
             key = chapter, settings["env_id"], result["machine"]["name"], differing
             whole |= {key} if len(runs) >= result["bench"]["seeds"] else set()
             if len(runs) >= result["bench"]["seeds"] or key not in whole:
@@ -123,7 +126,8 @@ def chapter_table(rows: Iterable[Row]) -> str:
         lines.append([*text, *(cells.get((chapter, game), "-") for game in GOALS)])
     dates = sorted(row.date[:10] for row in shown)
     about = f"Medians on {shown[0].machine}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
-    about += " *: on another machine. All files: [results](docs/results.md)."
+    about += " *: on another machine. All files: [results](docs/results.md).\n"
+    about += "Chapter 6's steps are those of training: evaluations take some 0.1 to 0.2M more."
     return "\n".join([*map(markdown_line, lines), "", about])
 
 
@@ -171,7 +175,7 @@ def peers_of(results: Iterable[Result]) -> tuple[Result | None, list[Result]]:
     """Results of bench/peers.py on Pong: of rates the newest with most rows, and all with minutes to a goal."""
     found = [each for each in results if each["kind"] == "peers" and each["env_id"] == next(iter(GOALS))]
     rates = [each for each in found if each["bench"]["stop_return"] is None]
-    minutes = [each for each in found if each not in rates]
+    minutes = [each for each in found if each["bench"]["stop_return"] == 18]
     return max(rates, key=lambda each: (len(each["settings"]), each["date"]), default=None), minutes
 
 
@@ -202,9 +206,13 @@ def peers_tables(rates: Result, minutes: Iterable[Result]) -> str:
 def best_scores(results: Iterable[Result]) -> list[Result]:
     """For each chapter and net one result of `bench/games.py`; those with sticky actions last.
 
-    Of each game it has the runs of the file with most of them, of several the newest. So a game that is run again with
-    other settings, in a file of its own, takes the place of its old runs. Each run has its "file" and "machine".
+    Of each game it has the runs of the file with most whole ones, of several the newest. So a game that is run again
+    with other settings, in a file of its own, takes the place of its old runs. Each run has its "file" and "machine".
     """
+
+    def rank(runs: Sequence[Result]) -> tuple[int, int]:
+        return sum(run["scores"].get(str(games.MARKS[-1])) is not None for run in runs), len(runs)
+
     newest: dict[tuple[bool, str, str], Result] = {}
     runs: dict[tuple[bool, str, str], dict[str, list[Result]]] = {}
     for result in sorted(results, key=lambda result: result["date"]):
@@ -213,7 +221,7 @@ def best_scores(results: Iterable[Result]) -> list[Result]:
         for game in games.GAMES:
             origin = {"file": result["file"], "machine": result["machine"]["name"]}
             found = [run | origin for run in result["runs"] if run["row"] == game]
-            if found and len(found) >= len(games_of.get(game, [])):
+            if found and rank(found) >= rank(games_of.get(game, [])):
                 games_of[game] = found
     return [newest[key] | {"runs": [run for found in runs[key].values() for run in found]} for key in sorted(newest)]
 
