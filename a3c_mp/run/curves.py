@@ -64,11 +64,8 @@ def read_curve(folder: Path, window: int) -> Curve:
     try:
         config = json.loads((folder / "config.json").read_text())
         settings = settings_of(config)
-        algorithm, env_id, name = (
-            str(config["algorithm"]),
-            str(settings.pop("env_id")),
-            os.path.basename(os.path.abspath(folder)),
-        )
+        algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
+        name = os.path.basename(os.path.abspath(folder))
         seed, is_named = int(config["args"]["seed"]), not re.search(r"-s\d+-\d{8}-\d{6}", name)
         goal = config["args"].get("stop_return")
         goal = None if goal is None else float(goal)
