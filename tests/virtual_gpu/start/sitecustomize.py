@@ -19,10 +19,12 @@ class TorchFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
+        sys.meta_path.insert(0, self)  # one may ask for it without loading it
         self.loader, spec.loader = spec.loader, self
         return spec
 
     def create_module(self, spec):
+        sys.meta_path.remove(self)
         from virtual_gpu import library
 
         self.library = library.load()
