@@ -27,9 +27,18 @@ class Ended(Exception):
     """The learner takes no further rollouts."""
 
 
-def run_quietly(target, *args):
-    with suppress(Ended):
-        target(*args)
+MAKING = threading.Lock()
+"""held by an actor while it makes environments, which find its number in this process's variables"""
+
+
+def run_quietly(target, channel, *args):
+    MAKING.acquire()
+    try:
+        target(channel, *args)
+    except Ended:
+        pass
+    finally:
+        channel.has_made_them()
 
 
 class InlineChannel:
@@ -40,13 +49,19 @@ class InlineChannel:
         self.seed_key = (states.start if states else 0, self.actor, 0)
         self.restored = states.record_start(self.actor) if states else None
         self.memory = None
-        self._open = []
+        self._open, self._is_making = [], True
+
+    def has_made_them(self):
+        if self._is_making:
+            self._is_making = False
+            MAKING.release()
 
     def tokens(self):
         while True:
             yield self.take()
 
     def take(self):
+        self.has_made_them()
         token = self.given.get(timeout=60)
         if token is None:
             raise Ended
