@@ -18,7 +18,6 @@ import a3c_mp  # noqa: F401  # isort: skip  (first: it says so where packages ar
 import csv
 import importlib.util
 import math
-import os
 import statistics
 import sys
 import textwrap
@@ -37,7 +36,7 @@ from a3c_mp.config import Count
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.curves import Curve, Group, band_of, grouped, read_curve
 from a3c_mp.run.mean_return import short_return
-from a3c_mp.run.run_dir import write_together
+from a3c_mp.run.run_dir import name_of, write_together
 from a3c_mp.run.script import exit_with
 
 AXES = {"steps": "agent steps", "minutes": "minutes"}
@@ -111,7 +110,7 @@ def read_lineage(folder: Path) -> Lineage:
     while ancestor is not None:
         line.add(ancestor)
         ancestor = parents.get(ancestor)
-    return Lineage(os.path.basename(os.path.abspath(folder)), members, parents, line)
+    return Lineage(name_of(folder), members, parents, line)
 
 
 def read_all(folders: tuple[Path, ...], read: Callable[[Path], Any]) -> list[Any]:

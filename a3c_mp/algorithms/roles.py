@@ -35,7 +35,7 @@ from a3c_mp.task.limits import STRANGERS
 from a3c_mp.task.node import Node
 from a3c_mp.task.parallel import Role, run_joined_nodes, start_nodes
 from a3c_mp.task.router import UNFIT, Spoke
-from a3c_mp.task.wire import BEGUN, FINISH, MAX_TENSOR, WireError
+from a3c_mp.task.wire import FINISH, MAX_TENSOR, STARTED, WireError
 
 
 def run_task(
@@ -62,7 +62,7 @@ def run_task(
             limits={"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds},
             listen=args.listen, log=run.log, is_interrupted=run.is_interrupted, key_file=args.key_file,
             greeting={"args": settings, "run": secrets.token_hex(8), "layout": layout_of(args.env_id, made.net)},
-            accepts=(*FROM_COLLECTORS, *FROM_EVALUATORS, FINISH, BEGUN),
+            accepts=(*FROM_COLLECTORS, *FROM_EVALUATORS, FINISH, STARTED),
             max_connections=STRANGERS + 2 * args.remote_actors + 16,  # as many machines as collectors, and evaluators
         )  # fmt: skip
         stack.enter_context(learner)

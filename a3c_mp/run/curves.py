@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from a3c_mp.errors import ConfigError
 from a3c_mp.run.episode_log import read_episodes
 from a3c_mp.run.mean_return import MIN_EPISODES
+from a3c_mp.run.run_dir import name_of
 
 GRID = 200  # points at which the curves of a group are compared
 NOT_SETTINGS = {
@@ -64,8 +64,7 @@ def read_curve(folder: Path, window: int) -> Curve:
     try:
         config = json.loads((folder / "config.json").read_text())
         settings = settings_of(config)
-        algorithm, env_id = str(config["algorithm"]), str(settings.pop("env_id"))
-        name = os.path.basename(os.path.abspath(folder))
+        algorithm, env_id, name = str(config["algorithm"]), str(settings.pop("env_id")), name_of(folder)
         seed, is_named = int(config["args"]["seed"]), not re.search(r"-s\d+-\d{8}-\d{6}", name)
         goal = config["args"].get("stop_return")
         goal = None if goal is None else float(goal)

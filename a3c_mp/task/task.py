@@ -16,7 +16,7 @@ from a3c_mp.task.endpoint import Endpoint, node_name
 from a3c_mp.task.middleware import Context, Middleware, SharedValues, Step, StepTimer, forward_beside, name_of
 from a3c_mp.task.node import Node
 from a3c_mp.task.router import Hub
-from a3c_mp.task.wire import BEGUN, FINISH, JOINED, OVER, encode
+from a3c_mp.task.wire import FINISH, JOINED, OVER, STARTED, encode
 
 SHARE = "task.share"  # event between tasks: ({name: value},)
 MODES = "standalone", "distributed", "async"  # labels that a task has or has not, as it is run
@@ -47,7 +47,7 @@ class Task:
         for event in (FINISH, OVER):
             self.router.handle(event, lambda sender, run: self._see_end())
         self.router.handle(JOINED, self._on_joined)
-        self.router.handle(BEGUN, self._on_begun, [int])
+        self.router.handle(STARTED, self._on_started, [int])
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +103,7 @@ class Task:
         assert self._middleware, "the task has no middleware"
         self._thread, run = threading.get_ident(), self.router.begin_run()
         if run > 1 and not self._ended:  # the task before may have taken what is shared with this one
-            self.router.send(BEGUN, run)
+            self.router.send(STARTED, run)
         self._run = run
         last_step = None if max_step is None else self.ctx.total_step + max_step
         with ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
@@ -154,7 +154,7 @@ class Task:
             self.router.send(SHARE, sent, to=sender)
         self._shared.update(dict.fromkeys(self._shared, b""))
 
-    def _on_begun(self, sender: str, run: int) -> None:
+    def _on_started(self, sender: str, run: int) -> None:
         if run == self._run:
             self._on_joined(sender)
 

@@ -16,7 +16,7 @@ import zmq
 
 JOINED, LEFT = "node.joined", "node.left"  # events of the nodes themselves: one is connected, or no longer
 FINISH, OVER = "task.finish", "task.over"  # events between tasks; the latter goes to a node that joins
-BEGUN = "task.begun"  # of a further task of a node, which gets what is shared as if it had joined
+STARTED = "task.started"  # of a further task of a node, which gets what is shared as if it had joined
 
 PART = 64 * 2**10  # bytes of a frame; one for each stranger is all that a hub may have to hold
 MAX_JSON = 2**20  # bytes of the content of a message; larger things are tensors
