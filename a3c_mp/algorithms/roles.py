@@ -33,7 +33,7 @@ from a3c_mp.task.endpoint import Endpoint, is_tcp
 from a3c_mp.task.exchange import FROM_COLLECTORS, LocalChannel, LocalPool, NodeChannel, NodePool
 from a3c_mp.task.limits import STRANGERS
 from a3c_mp.task.node import Node
-from a3c_mp.task.parallel import Role, run_joined_nodes, start_nodes
+from a3c_mp.task.parallel import Role, join_nodes, start_nodes
 from a3c_mp.task.router import UNFIT, Spoke
 from a3c_mp.task.wire import FINISH, MAX_TENSOR, STARTED, WireError
 
@@ -58,7 +58,7 @@ def run_task(
             evaluator = NodeEvaluator(run, args.num_actors + 1, others=args.listen is not None)
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(args).items()}
         nodes = start_nodes(
-            pipeline, (args,), roles_of(args, learner, evaluator),
+            roles_of(args, pipeline, learner, evaluator),
             limits={"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds},
             listen=args.listen, log=run.log, is_interrupted=run.is_interrupted, key_file=args.key_file,
             greeting={"args": settings, "run": secrets.token_hex(8), "layout": layout_of(args.env_id, made.net)},
@@ -98,20 +98,22 @@ def check_message_sizes(args: RoleArgs, made: Setup) -> None:
         raise ConfigError("net", args.net, why, "use a smaller one, --frame-size 84, --standalone or --eval-every 0")
 
 
-def roles_of(args: RoleArgs, learner: Learner, evaluator: Any) -> list[Role]:
+def roles_of(args: RoleArgs, pipeline: Callable[..., None], learner: Learner, evaluator: Any) -> list[Role]:
     """Return the roles of the nodes of this machine: the learner, its collectors, its evaluator.
 
     The evaluator gets no shared memory: with --cuda its process would open the GPU for weights and slots it never uses.
     """
-    roles, pool, memory = [Role("learner", ("learner",))], learner.pool, (learner.memory,)
+    roles, pool = [Role("learner", ("learner",))], learner.pool
     if args.standalone:
         return roles
     for worker in range(args.num_actors):
-        calls = {"prepare": partial(pool.prepare, worker), "on_restart": partial(pool.on_lost, worker)}
-        roles.append(Role(f"collector {worker}", ("collector",), "--num-actors", NICENESS, args=memory, **calls))
+        run: dict[str, Any] = {"main": pipeline, "args": (args, learner.memory), "niceness": NICENESS}
+        run |= {"prepare": partial(pool.prepare, worker), "on_restart": partial(pool.on_lost, worker)}
+        roles.append(Role(f"collector {worker}", ("collector",), flag="--num-actors", **run))
     if args.eval_every:
-        calls = {"on_restart": evaluator.run.progress.evals.record_restart, "on_lost": evaluator.on_lost}
-        roles.append(Role("evaluator", ("evaluator",), "--eval-every", EVALUATOR_NICENESS, args=(None,), **calls))
+        run = {"main": pipeline, "args": (args, None), "niceness": EVALUATOR_NICENESS}
+        run |= {"on_restart": evaluator.run.progress.evals.record_restart, "on_lost": evaluator.on_lost}
+        roles.append(Role("evaluator", ("evaluator",), flag="--eval-every", **run))
     return roles
 
 
@@ -175,7 +177,6 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
     number = args.num_actors if is_collector else 1
     check_processes(number)
     how = ("--num-actors", NICENESS) if is_collector else ("--role", EVALUATOR_NICENESS)
-    roles = [Role(args.role, (args.role,), *how, on_restart=log.warning)] * number
     try:
         with Spoke(Endpoint(dials=args.attach_to, key_file=args.key_file), log) as router:
             theirs = settings_of(args, router.greeting)
@@ -189,7 +190,9 @@ def join_task(pipeline: Callable[..., None], args: RoleArgs) -> int:
                 log.warning(f"this node has {router.differs}; as a rule that makes no difference")
             log.info(f"{number} {args.role}{'s' * (number > 1)} for the task on {theirs.env_id} at {args.attach_to}")
             limits = {"max_restarts": args.max_restarts, "hang_seconds": args.hang_seconds}
-            run_joined_nodes(run_node_of_task, (pipeline, theirs), roles, router, log, **limits)
+            role = Role(args.role, (args.role,), run_node_of_task, (pipeline, theirs), *how, on_restart=log.warning)
+            with join_nodes([role] * number, router, limits, log):
+                pass  # this process only looks after them
             log.info("the task has ended")
     except WorkerError as error:
         log.error(f"error: {error}")

@@ -24,7 +24,7 @@ from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import DONE, run_supervised, start_child
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor, await_end
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, node_name
-from a3c_mp.task.node import ALL_RUNS, REPORT_NAME, REPORT_REFUSAL, REPORT_RESULT, FirstNode, JoinedNode, Node
+from a3c_mp.task.node import ALL_RUNS, REPORT_NAME, REPORT_RESULT, FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.wire import FINISH, JOINED
 
@@ -37,22 +37,22 @@ class Role:
 
     name: str = "node"  # in messages and errors
     labels: tuple[str, ...] = ()  # besides "node.0", ...
+    main: Callable[..., None] | None = None  # the process runs `main(node, *args)`; None for this one
+    args: tuple[Any, ...] = ()
     flag: str = "n_parallel_workers"  # that says how many such nodes there are; they share a restart budget
     niceness: int = 0
     prepare: Callable[[], Any] = lambda: None  # makes `node.setup`; called before each start
     on_restart: Callable[[str], Any] = print  # gets what happened, before the node is replaced
     on_lost: Callable[[WorkerError], Any] | None = None  # as of `Child`
-    args: tuple[Any, ...] = ()  # of `main` in this node, after those that all nodes get
 
 
 def supervise(
-    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], endpoints: Sequence[Endpoint],
-    limits: Mapping[str, Any], on_report: Callable[[Child, ConfigError | None], None] | None = None,
-) -> Supervisor:  # fmt: skip
-    """Make the supervisor of one process for each role, which runs `main(node, *args)`.
+    roles: Sequence[Role], endpoints: Sequence[Endpoint], limits: Mapping[str, Any], log: logging.Logger | None = None
+) -> Supervisor:
+    """Make the supervisor of one process for each role; `limits` are those of `Supervisor`.
 
-    Nodes of the same flag share a restart budget; `limits` are those of `Supervisor`. `on_report` is called for a node
-    that has its place in the task (None), or that refuses to take part: by default, its ConfigError ends the task.
+    It raises the ConfigError of a node that refuses to take part. With a `log`, where nodes join the task of another
+    machine, one that loses its place there ends alone if there are others.
     """
     beats = shared_counters(len(roles) + 1)[:-1]  # there is no empty shared memory
 
@@ -60,21 +60,23 @@ def supervise(
         role, (pipe, child_end) = roles[index], mp.Pipe(duplex=False)
         with child_end:  # the child has a copy; with this one closed, its death reads as an end of file
             node_args = endpoints[index], beats[index : index + 1], role.niceness, role.prepare()
-            run_args, name = (main, (*args, *role.args), node_args, child_end), role.name.replace(" ", "-")
+            run_args, name = (role.main, role.args, node_args, child_end), role.name.replace(" ", "-")
             return start_child(run_node, run_args, name=name, daemon=True, group=True), pipe
 
     def on_message(index: int, report: tuple) -> None:
         child, (kind, *content) = supervisor.children[index], report
-        refusal = ConfigError(*content) if kind == REPORT_REFUSAL else None
         if kind == REPORT_RESULT:
             child.record_result()
-            return
-        if kind == REPORT_NAME:
+        elif kind == REPORT_NAME:
             [child.name] = content
-        if on_report is not None:
-            on_report(child, refusal)
-        elif refusal is not None:
-            raise refusal
+            if log is not None:
+                log.info(f"{child} has joined {endpoints[index].dials}")
+        else:  # REPORT_REFUSAL
+            refusal = ConfigError(*content)
+            others = [other for other in supervisor.children if other is not child and not other.is_done]
+            if log is None or not (child.had_result and others):
+                raise refusal
+            log.warning(f"{child} has lost its place and ends: {refusal}")
 
     children = [Child(r.name, partial(launch, n), r.flag, r.on_lost) for n, r in enumerate(roles)]
     supervisor = Supervisor(
@@ -109,8 +111,7 @@ def run_node(
 
 @contextmanager
 def start_nodes(
-    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], *, limits: Mapping[str, Any],
-    listen: str | None = None, log: logging.Logger | None = None,
+    roles: Sequence[Role], *, limits: Mapping[str, Any], listen: str | None = None, log: logging.Logger | None = None,
     is_interrupted: Callable[[], bool] = lambda: False, **settings: Any,
 ) -> Iterator[FirstNode]:  # fmt: skip
     """Start nodes on this machine, of which this process is node 0; replace those that fail, and end all of them.
@@ -123,7 +124,7 @@ def start_nodes(
         if len(roles) > 1 or listen is not None:
             endpoints = local_endpoints(stack.enter_context(ipc_folder()), labels, listen, **settings)
         router = stack.enter_context(Hub(endpoints[0], log))
-        supervisor = supervise(main, args, roles[1:], endpoints[1:], limits)
+        supervisor = supervise(roles[1:], endpoints[1:], limits)
         node = FirstNode(router, supervisor, is_interrupted)
         stack.callback(node.close)
         stack.callback(supervisor.stop)
@@ -137,18 +138,16 @@ def start_nodes(
 
 @contextmanager
 def join_nodes(
-    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], router: Spoke,
-    log_line: Callable[[str], Any], limits: Mapping[str, Any],
-    on_report: Callable[[Child, ConfigError | None], None] | None = None,
-) -> Iterator[JoinedNode]:  # fmt: skip
+    roles: Sequence[Role], router: Spoke, limits: Mapping[str, Any], log: logging.Logger | None = None
+) -> Iterator[JoinedNode]:
     """Start further nodes of this machine in the task that `router` has joined, and wait until they, or the task, end.
 
     Each is a process with a connection of its own; arguments as of `supervise`. Raises WorkerError where the task is
     killed, or a node here is given up.
     """
     endpoints = [replace(router.endpoint, labels=role.labels) for role in roles]
-    supervisor = supervise(main, args, roles, endpoints, limits, on_report)
-    node = JoinedNode(router, supervisor, log_line)
+    supervisor = supervise(roles, endpoints, limits, log)
+    node = JoinedNode(router, supervisor, print if log is None else log.info)
     with ExitStack() as stack:
         stack.callback(node.close)
         stack.callback(supervisor.stop)
@@ -157,28 +156,6 @@ def join_nodes(
         while not all(child.is_done for child in supervisor.children) and (router.peers or not node.finishing):
             node.wait()
         await_end(supervisor.processes, CLOSE_SECONDS, kill=False)
-
-
-def run_joined_nodes(
-    main: Callable[..., Any], args: tuple[Any, ...], roles: Sequence[Role], router: Spoke, log: logging.Logger,
-    **limits: Any,
-) -> None:  # fmt: skip
-    """Run nodes as `join_nodes`, until the task has ended; this process only looks after them.
-
-    Raises ConfigError if the task has no place for a node; one that loses its place ends alone if there are others.
-    """
-
-    def on_report(child: Child, refusal: ConfigError | None) -> None:
-        others = [other for other in node.supervisor.children if other is not child and not other.is_done]
-        if refusal is None:
-            log.info(f"{child} has joined {router.endpoint.dials}")
-        elif child.had_result and others:
-            log.warning(f"{child} has lost its place and ends: {refusal}")
-        else:
-            raise refusal
-
-    with join_nodes(main, args, roles, router, log.info, limits, on_report) as node:
-        pass
 
 
 def runner(
@@ -212,19 +189,18 @@ def runner(
         raise ConfigError("attach-to", attach_to, "a node that joins does not listen", "leave listen out")
     all_labels = [(own,) if isinstance(own, str) else tuple(own) for own in labels]
     all_labels += [()] * (n_parallel_workers - len(labels))
-    roles = [Role(f"node {number}", own) for number, own in enumerate(all_labels)]
     limits = {"max_restarts": max_restarts, "hang_seconds": middleware_seconds, "hang_setting": "middleware_seconds"}
     key = None if key_file is None else Path(key_file)
 
     def run(main: Callable[..., Any], *args: Any) -> Any:
         joined, others = set[str](), set(map(node_name, range(1, n_parallel_workers)))
-        others_run = _run_main, (main, *args)
+        roles = [Role(f"node {n}", own, _run_main, (main, *args)) for n, own in enumerate(all_labels)]
         if attach_to is not None:
             first = Endpoint(dials=attach_to, labels=roles[0].labels, key_file=key)
-            with Spoke(first) as router, join_nodes(*others_run, roles[1:], router, print, limits) as node:
+            with Spoke(first) as router, join_nodes(roles[1:], router, limits) as node:
                 return main(node, *args)
         own: dict[str, Any] = {"key_file": key, "greeting": {"run": token_hex(8)}, "max_waiting": MAX_WAITING}
-        with start_nodes(*others_run, roles, limits=limits, listen=listen, **own) as node:
+        with start_nodes(roles, limits=limits, listen=listen, **own) as node:
             node.handle(JOINED, joined.add)
             while not (others <= joined or node.finishing):
                 node.wait()

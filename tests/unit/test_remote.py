@@ -31,7 +31,7 @@ from a3c_mp.task import node as node_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.exchange import NodeChannel, NodePool
 from a3c_mp.task.node import ALL_RUNS, NAMES, PENDING, REPORT_REFUSAL, FirstNode, JoinedNode, Node
-from a3c_mp.task.parallel import Role, run_joined_nodes
+from a3c_mp.task.parallel import Role, join_nodes
 from a3c_mp.task.wire import FINISH
 
 SPEC = {"obs": ((2, 3), torch.float32), "done": ((2,), torch.bool)}
@@ -341,8 +341,9 @@ def test_a_collector_that_has_lost_its_place_ends_alone(nodes, monkeypatch, tape
             return SimpleNamespace(children=children, start=bool, stop=bool, watch=watch)
 
         monkeypatch.setattr(parallel, "Supervisor", supervise)
-        with pytest.raises(ConfigError, match="places are taken"):
-            run_joined_nodes(None, (), [Role()] * len(children), nodes[1].router, log)
+        joining = join_nodes([Role()] * len(children), nodes[1].router, {}, log)
+        with pytest.raises(ConfigError, match="places are taken"), joining:
+            pass
         return next(refused)
 
     had_place = SimpleNamespace(is_done=False, had_result=True)
