@@ -86,27 +86,24 @@ def supervise(
 
 
 def run_node(
-    main: Callable[..., Any], args: tuple[Any, ...], node_args: tuple[Endpoint, Tensor, int, Any],
-    pipe: connection.Connection,
-) -> None:  # fmt: skip
+    main: Callable[..., None], args: tuple, node_args: tuple[Endpoint, Tensor, int, Any], pipe: connection.Connection
+) -> None:
     """Entry point of the process of a node besides node 0; its reports go through the pipe."""
     endpoint, beats, niceness, setup = node_args  # beats: int64 [1] in shared memory
     counts = beats.numpy()  # the same memory, faster
     torch.set_num_threads(1)
     os.nice(niceness)
-    open_nodes = ExitStack()
 
     def beat() -> None:
         counts[0] += 1
 
     def body() -> None:
-        with Spoke(endpoint) as router:
-            node = Node(router, setup, beat, lambda *report: pipe.send(report))
-            open_nodes.callback(node.close)
+        with node.router:
             main(node, *args)
             pipe.send((DONE,))
 
-    run_supervised(body, pipe, close=open_nodes.close)
+    node = Node(Spoke(endpoint), setup, beat, lambda *report: pipe.send(report))
+    run_supervised(body, pipe, close=node.close)
 
 
 @contextmanager
