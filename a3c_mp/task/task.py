@@ -4,10 +4,11 @@ Middleware is any callable of a context. A generator function has two halves: th
 way forward, the rest on the way back, as in a context manager.
 """
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ SHARE = "task.share"  # event between tasks: ({name: value},)
 MODES = "standalone", "distributed", "async"  # labels that a task has or has not, as it is run
 
 
-class Task:
+class Task(AbstractContextManager["Task"]):
     """Loop of middleware; to be used in a `with` block. `router` connects it to the tasks of other nodes.
 
     Its labels are those of the node, its name, "standalone" or "distributed", and "async": in `async_mode` the forward
@@ -47,10 +48,7 @@ class Task:
         for event in (FINISH, OVER):
             self.router.handle(event, lambda sender, run: self._see_end())
         self.router.handle(JOINED, self._on_joined)
-        self.router.handle(STARTED, self._on_started, [int])
-
-    def __enter__(self) -> Self:
-        return self
+        self.router.handle(STARTED, self._on_joined, [int])
 
     def __exit__(self, *exc: object) -> None:
         self._shared.clear()  # nodes that join later get those of later tasks
@@ -105,7 +103,7 @@ class Task:
         if run > 1 and not self._ended:  # the task before may have taken what is shared with this one
             self.router.send(STARTED, run)
         self._run = run
-        last_step = None if max_step is None else self.ctx.total_step + max_step
+        last_step = math.inf if max_step is None else self.ctx.total_step + max_step
         with ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
             is_over = max_step == 0
             while not is_over:
@@ -119,7 +117,7 @@ class Task:
         self._ended = run
         return self.ctx
 
-    def _iterate(self, threads: ThreadPoolExecutor, last_step: int | None) -> None:
+    def _iterate(self, threads: ThreadPoolExecutor, last_step: float) -> None:
         ctx = self.ctx
         with ExitStack() as stack:
             try:
@@ -132,7 +130,7 @@ class Task:
                         self.router.look()
                         step.forward(ctx, stack)
             finally:  # also if one of the suspended handles an error, or a middleware has set it to False
-                if self.router.finishing or (last_step is not None and ctx.total_step >= last_step):
+                if self.router.finishing or ctx.total_step >= last_step:
                     ctx.finish = True
         self._send_shared()
 
@@ -146,17 +144,15 @@ class Task:
         if threading.get_ident() == self._thread:
             self.router.look()
 
-    def _on_joined(self, sender: str) -> None:
-        """Give a node what was sent before: the iteration may wait for it. What another thread changes follows."""
+    def _on_joined(self, sender: str, run: int | None = None) -> None:
+        """Give a node that joins, or begins this `run`, what was sent before: the iteration may wait for it."""
+        if run not in (None, self._run):
+            return
         if self._ended and self.router.name == node_name(0):
             self.router.send(OVER, self._ended, to=sender)
         if sent := {name: self._values[name] for name in self._shared if name in self._values}:
             self.router.send(SHARE, sent, to=sender)
-        self._shared.update(dict.fromkeys(self._shared, b""))
-
-    def _on_started(self, sender: str, run: int) -> None:
-        if run == self._run:
-            self._on_joined(sender)
+        self._shared.update(dict.fromkeys(self._shared, b""))  # what another thread changes follows
 
     def _send_shared(self) -> None:
         """Send what has changed, also inside of a list or a tensor, and once a node has joined what was sent before."""
