@@ -7,9 +7,10 @@ fields of the slot too, which the learner copies; with each token it sends its w
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -30,21 +31,17 @@ SETUP, TOKEN, NO_PLACE = "slots.setup", "slots.token", "slots.no_place"
 ALONE_SECONDS = 10.0  # without a collector, until a line of the log says so; longer with some of this machine
 
 
-class Pool(Closing):
+class Pool(Closing, AbstractContextManager["Pool"]):
     """The learner's end of its collectors; arguments as of `Workers`."""
 
     def __init__(
-        self, num_workers: int, *, states: Any, options: WorkerOptions,
-        on_restart: Callable[[WorkerEvent], None],
-    ):  # fmt: skip
+        self, num_workers: int, *, states: Any, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None]
+    ):
         super().__init__()
         self.ledger = SlotLedger(num_workers, options)
         self.states, self.on_restart = states, on_restart
         self.seed_keys: list[tuple[int, ...]] = [()] * num_workers  # of their channels
         self.restarts = 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
