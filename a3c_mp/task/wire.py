@@ -72,15 +72,8 @@ def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
 
 
 def decode(frames: Sequence[zmq.Frame]) -> tuple[str, list]:
-    """The event and the arguments that `encode` made the frames of; tensors use the memory of the frames.
-
-    Raises WireError for frames that are not from `encode`.
-    """
-    content: Any
-    try:
-        content, *tensors = _join(frames)
-    except ValueError as error:
-        raise WireError("malformed message (a block without an end)") from error
+    """Event and arguments of frames, whose memory the tensors use. Raises WireError for any not from `encode`."""
+    content, *tensors = _join(frames)
     missing = set(range(len(tensors)))
 
     def unpack(mapping: dict) -> Any:
@@ -109,7 +102,7 @@ def _cut(data: Any) -> list[zmq.Frame]:
 
 
 def _join(frames: Sequence[zmq.Frame]) -> list[Any]:
-    """The blocks of frames, with the memory of the frame if it is only one. Raises ValueError if one has no end."""
+    """The blocks of frames, with the memory of the frame if it is only one. Raises WireError if one has no end."""
     blocks: list[Any] = []
     parts: list[Any] = []
     for frame in frames:
@@ -118,7 +111,7 @@ def _join(frames: Sequence[zmq.Frame]) -> list[Any]:
             blocks.append(parts[0] if len(parts) == 1 else bytearray().join(parts))
             parts = []
     if parts or not blocks:
-        raise ValueError
+        raise WireError("malformed message (a block without an end)")
     return blocks
 
 
