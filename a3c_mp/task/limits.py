@@ -7,7 +7,6 @@ shuts down those beyond their limits. What they have sent is discarded at once, 
 
 import errno
 import os
-import select
 import socket
 import struct
 import threading
@@ -15,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing.connection import wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,8 +175,7 @@ class LimitedListener(Listener):
         """Read messages, and discard those of connections that were cut off, for some time."""
         end = time.monotonic() + seconds
         for token, frames in super().received():
-            if (connection := self._by_token.get(token)) is None:
-                connection = self._find(token, frames[0])
+            connection = self._by_token.get(token) or self._find(token, frames[0])
             if connection is not None and connection.is_cut:
                 connection.read += _size_on_wire(frames)
             elif connection is not None:
@@ -199,11 +198,9 @@ class LimitedListener(Listener):
 
     def _watch(self) -> None:
         """Body of the thread."""
-        poll = select.poll()
-        poll.register(self._monitor_fd, select.POLLIN)
         while not self._is_closing:
             has_strangers = not all(each.name for each in list(self._by_fd.values()))
-            poll.poll(1000 * (PERIOD_STRANGERS if has_strangers else PERIOD) if self._by_fd else 200)
+            wait([self._monitor_fd], (PERIOD_STRANGERS if has_strangers else PERIOD) if self._by_fd else 0.2)
             if not self._is_closing and self._lock.acquire(timeout=PERIOD):
                 try:
                     self._handle_events()

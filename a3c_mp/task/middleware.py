@@ -163,8 +163,7 @@ class Step:
 
     def forward(self, ctx: Context, stack: ExitStack) -> None:
         """Run the forward half; the rest of a generator runs when the stack is closed."""
-        suspended = self._run(self._start, ctx)
-        if suspended is not None:
+        if (suspended := self._run(self._start, ctx)) is not None:
             stack.push(lambda *error: self._run(as_context(suspended).__exit__, *error))
 
     def _run(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -190,10 +189,8 @@ def forward_beside(
 
     An error is raised when all halves have ended; `meanwhile` is called several times a second until then.
     """
-    stacks = [ExitStack() for _ in steps]
-    futures = [
-        threads.submit(copy_context().run, step.forward, ctx, own) for step, own in zip(steps, stacks, strict=True)
-    ]
+    stacks = {step: ExitStack() for step in steps}
+    futures = [threads.submit(copy_context().run, step.forward, ctx, own) for step, own in stacks.items()]
     try:
         while wait(futures, LOOK_SECONDS).not_done:
             meanwhile()
@@ -204,7 +201,7 @@ def forward_beside(
         raise
     finally:
         wait(futures)  # nothing is to run while the way back is gone
-        for own in stacks:
+        for own in stacks.values():
             stack.push(own)
     for future in futures:
         future.result()

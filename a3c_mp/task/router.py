@@ -223,9 +223,8 @@ class Hub(Router):
             port.send(token, encode(REFUSED, [f"it has {fatal}"]))
             return
         name = self._choose_name(port, number, instance)
-        for older, link in list(self._links.items()):  # of a process that was killed, or has lost its connection
-            if link.name == name:
-                self._end(older)
+        for older, _ in self._links_to(name):  # of a process that was killed, or has lost its connection
+            self._end(older)
         if port.send(token, encode(WELCOME, [name, self.greeting, harmless])):
             if harmless:
                 self.log.warning("a node with slightly other versions joined", harmless)
