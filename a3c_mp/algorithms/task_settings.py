@@ -49,15 +49,12 @@ class RoleArgs(PPOArgs):
 
 
 def check_roles(args: RoleArgs) -> RoleArgs:
-    """Return the settings with those that follow from the roles.
-
-    Raises ConfigError for settings that contradict each other, and for an invalid address or key.
-    """
+    """Add settings that follow from others. Raises ConfigError if they contradict, or an address or key is invalid."""
     listens, attaches, is_learner = args.listen is not None, args.attach_to is not None, args.role == "learner"
     nothing_joins = args.resume is None and not listens  # a resumed run may have listened before
     no_collector = args.num_actors == 0 and not (listens and args.remote_actors) and args.role != "evaluator"
     has_key, has_places = args.key_file is not None and not attaches, args.remote_actors != RoleArgs.remote_actors
-    in_order, threads, alone = args.deterministic, args.async_mode, "a standalone task is one process"
+    alone, in_order, threads = "a standalone task is one process", args.deterministic, args.async_mode
     for flag, is_refused, why, fix in (
         ("role", attaches and is_learner, "the task to join has its learner", "use collector, or evaluator"),
         ("role", not attaches and not is_learner, "the task would have no learner", "add --attach-to"),

@@ -98,9 +98,8 @@ class Node(Closing):
         for event in [event for event, waiting in self._waiting.items() if not waiting]:
             del self._waiting[event]
         if message.event not in self._waiting and len(self._waiting) == NAMES:
-            self.log.warning(
-                "events of too many names without a handler; those of new names are dropped", message.event
-            )
+            text = "events of too many names without a handler; those of new names are dropped"
+            self.log.warning(text, message.event)
             self.router.record_fault(message.sender)
             return
         if len(self._waiting[message.event]) == PENDING:
@@ -114,10 +113,7 @@ class Node(Closing):
             self.look()
 
     def wait_for(self, event: str, seconds: float = math.inf) -> Message | None:
-        """Return the oldest event of this name, which has no handler, or wait for it; None once the task is to end.
-
-        Raises TimeoutError after `seconds`.
-        """
+        """Wait for the oldest event of a name that has no handler; None once the task ends. Raises TimeoutError."""
         assert event not in self._handlers, f"{event} has a handler, which gets it"
         deadline = time.monotonic() + seconds
         while True:
@@ -160,10 +156,7 @@ def _is_a(value: Any, kind: type) -> bool:
 
 
 class FirstNode(Node):
-    """Node 0, which looks after the processes of the others of its machine.
-
-    After a signal (`is_interrupted`), which may have ended these too, they are not replaced.
-    """
+    """Node 0, which replaces processes of its machine, but not after a signal: that may have ended them, too."""
 
     router: Any  # a Hub
 
