@@ -107,13 +107,13 @@ def roles_of(args: RoleArgs, pipeline: Callable[..., None], learner: Learner, ev
     if args.standalone:
         return roles
     for worker in range(args.num_actors):
-        run: dict[str, Any] = {"main": pipeline, "args": (args, learner.memory), "niceness": NICENESS}
-        run |= {"prepare": partial(pool.prepare, worker), "on_restart": partial(pool.on_lost, worker)}
-        roles.append(Role(f"collector {worker}", ("collector",), flag="--num-actors", **run))
+        node: dict[str, Any] = {"main": pipeline, "args": (args, learner.memory), "niceness": NICENESS}
+        node |= {"prepare": partial(pool.prepare, worker), "on_restart": partial(pool.on_lost, worker)}
+        roles.append(Role(f"collector {worker}", ("collector",), flag="--num-actors", **node))
     if args.eval_every:
-        run = {"main": pipeline, "args": (args, None), "niceness": EVALUATOR_NICENESS}
-        run |= {"on_restart": evaluator.run.progress.evals.record_restart, "on_lost": evaluator.on_lost}
-        roles.append(Role("evaluator", ("evaluator",), flag="--eval-every", **run))
+        node = {"main": pipeline, "args": (args, None), "niceness": EVALUATOR_NICENESS}
+        node |= {"on_restart": evaluator.run.progress.evals.record_restart, "on_lost": evaluator.on_lost}
+        roles.append(Role("evaluator", ("evaluator",), flag="--eval-every", **node))
     return roles
 
 
