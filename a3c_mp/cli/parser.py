@@ -77,7 +77,7 @@ def _options(name: str, hint: Any) -> dict[str, Any]:
     kind = plain_type(hint)
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if is_literal(kind):
+    if typing.get_origin(kind) is typing.Literal:
         return {"type": partial(to_value, name, hint), "choices": typing.get_args(kind)}
     if typing.get_origin(kind) is tuple:
         item, *others = typing.get_args(kind)
@@ -92,10 +92,6 @@ def plain_type(hint: Any) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint
-
-
-def is_literal(kind: Any) -> bool:
-    return typing.get_origin(kind) is typing.Literal
 
 
 def field_docs(args_class: type) -> dict[str, tuple[str, str]]:
@@ -114,7 +110,7 @@ def field_docs(args_class: type) -> dict[str, tuple[str, str]]:
 def to_value(name: str, hint: Any, text: str) -> Any:
     """The value of a field that a word stands for. Raises ConfigError."""
     text, kind = text.strip(), plain_type(hint)
-    choices = {str(choice): choice for choice in typing.get_args(kind)} if is_literal(kind) else {}
+    choices = {str(choice): choice for choice in typing.get_args(kind)}  # of a `Literal`
     if type(None) in typing.get_args(hint) and text.lower() == "none":
         return None
     if choices and text not in choices:

@@ -21,7 +21,7 @@ from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import mask_logits
 from a3c_mp.nets.layers import reset_state
-from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
+from a3c_mp.processes.pool import Filled, WorkerOptions
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import WorkerChannel, Workers
@@ -142,7 +142,8 @@ class EvaluatorProcess:
             name="evaluator", niceness=NICENESS, max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
             slots_per_worker=1, versions=[self.weights.version + 1],  # the first snapshot starts the process
         )  # fmt: skip
-        self.workers = Workers(evaluator, 1, shared, options=options, on_restart=self._on_restart)
+        record = run.progress.evals.record_restart
+        self.workers = Workers(evaluator, 1, shared, options=options, on_restart=lambda event: record(event.text))
         self._is_started, self._next_look = False, 0.0
 
     def start(self, net: nn.Module) -> None:
@@ -154,8 +155,7 @@ class EvaluatorProcess:
             self.workers.__enter__()
 
     def poll(self) -> PlayedGames | None:
-        now = time.monotonic()
-        if not self._is_started or now < self._next_look:
+        if (now := time.monotonic()) < self._next_look:
             return None
         self._next_look = now + LOOK_SECONDS
         return self._read(self.workers.poll(self.run.is_interrupted))
@@ -169,9 +169,6 @@ class EvaluatorProcess:
         if self._is_started:
             self._is_started = False
             self.workers.__exit__()
-
-    def _on_restart(self, event: WorkerEvent) -> None:
-        self.run.progress.evals.record_restart(event.text)
 
     def _read(self, filled: list[Filled]) -> PlayedGames | None:
         if not filled:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     except SystemExit as error:
         code = error.code
     except BaseException as error:
-        if isinstance(error, BrokenPipeError) and not can_print():  # as in `python play.py ... | head -1`
+        if isinstance(error, BrokenPipeError) and not flush(sys.stdout):  # as in `python play.py ... | head -1`
             end_process(128 + signal.SIGPIPE, threads)
         report = partial(sys.excepthook, type(error), error, error.__traceback__)
         if isinstance(error, OSError) and error.errno in FULL:
@@ -101,7 +101,7 @@ def raise_received() -> None:
 
 def end_process(code: Any, own_threads: Collection[threading.Thread]) -> NoReturn:
     """Raise SystemExit, or end at once where the interpreter could wait without limit for threads not of its own."""
-    is_clear = console.drain() and in_time(flush_output)
+    is_clear = console.drain() and in_time(lambda: (flush(sys.stdout), flush(sys.stderr)))
     is_clear &= in_time(partial(end_others, own_threads))
     is_clear &= not (dist.is_available() and dist.is_initialized())  # its destructor may wait for peers
     number = code if isinstance(code, int) else int(code is not None)
@@ -126,21 +126,14 @@ def in_time(function: Callable[[], object], seconds: float = END_SECONDS) -> boo
     return not thread.is_alive()
 
 
-def can_print() -> bool:
-    """Whether stdout can be written: its reader may have gone."""
+def flush(stream: TextIO) -> bool:
+    """Flush a stream. Returns whether it can be written: its reader may have gone."""
     try:
-        sys.stdout.flush()
-    except OSError:
+        stream.flush()
+    except (OSError, ValueError):
+        discard_output(stream)  # else it would change the exit code
         return False
     return True
-
-
-def flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            discard_output(stream)  # else it would change the exit code
 
 
 def end_others(own_threads: Collection[threading.Thread]) -> None:
