@@ -47,14 +47,13 @@ class ExportedPolicy(nn.Module):
 
     def forward(self, obs: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         output, *others = self.net(obs, *state)
-        return self._action(output), output, *(others[1:] if state else ())
-
-    def _action(self, output: Tensor) -> Tensor:
         action = self.net.distribution(output).mode() if isinstance(self.net, ActorCritic) else output
-        if self.scaling is None:
-            return action if isinstance(self.net, ActorCritic) else output.argmax(dim=-1)
-        center, half, low, high = self.scaling
-        return (center + half * action).clamp(low, high)
+        if self.scaling is not None:
+            center, half, low, high = self.scaling
+            action = (center + half * action).clamp(low, high)
+        elif not isinstance(self.net, ActorCritic):
+            action = output.argmax(dim=-1)
+        return action, output, *(others[1:] if state else ())
 
 
 def usage_of(env_id: str, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasium.Space]) -> dict[str, Any]:
@@ -162,56 +161,46 @@ def write_safetensors(path: Path, net: nn.Module, description: Mapping[str, Any]
 
 def open_rendered(env_id: str, video: Path | None) -> gymnasium.Env:
     """Make an environment that renders images for `video`, or into a window. Raises ConfigError if it cannot."""
-    given: Path | bool
     has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if video is None:
-        flag, given, without = "window", True, "use --video game.mp4"
         if not has_screen:
-            raise ConfigError(flag, given, "this machine has no screen", without)
+            raise ConfigError("window", True, "this machine has no screen", "use --video game.mp4")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # a machine without a sound card says so in many lines
     else:
-        flag, given, without = "video", video, "leave --video out"
         if missing := [name for name in ("imageio", "imageio_ffmpeg") if importlib.util.find_spec(name) is None]:
             why = f"{missing[0].replace('_', '-')} is not installed"
-            raise ConfigError(flag, given, why, "pip install imageio imageio-ffmpeg")
+            raise ConfigError("video", video, why, "pip install imageio imageio-ffmpeg")
         if video.suffix != ".mp4" or video.is_dir() or not video.parent.is_dir():
-            raise ConfigError(flag, given, "it must be an .mp4 in a folder that is there", "for instance game.mp4")
+            raise ConfigError("video", video, "it must be an .mp4 in a folder that is there", "for instance game.mp4")
         if not os.access(video.parent, os.W_OK):
-            raise ConfigError(flag, given, "its folder cannot be written", "choose another")
-        if not _has_ffmpeg():
+            raise ConfigError("video", video, "its folder cannot be written", "choose another")
+        from imageio_ffmpeg import get_ffmpeg_exe
+
+        ffmpeg = None
+        with suppress(RuntimeError):  # it found none
+            ffmpeg = shutil.which(get_ffmpeg_exe())
+        if ffmpeg is None:
             fix = "pip install imageio-ffmpeg, or correct IMAGEIO_FFMPEG_EXE"
-            raise ConfigError(flag, given, "there is no ffmpeg", fix)
+            raise ConfigError("video", video, "there is no ffmpeg", fix)
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
         if not has_screen:
             os.environ.setdefault("MUJOCO_GL", "egl")  # by itself MuJoCo takes GLFW, which needs a display
     assume_identity(RECORDER)
-    env: Any = None
     try:
-        with warnings.catch_warnings():  # gymnasium's and GLFW's, of what the error says
+        with warnings.catch_warnings(), ExitStack() as stack:  # gymnasium's and GLFW's, of what the error says
             warnings.simplefilter("ignore")
-            env = make_env(env_id, render_mode="human" if video is None else "rgb_array")
+            stack.callback(close, env := make_env(env_id, render_mode="human" if video is None else "rgb_array"))
             env.reset(seed=0)
             if video is not None:
                 frame_of(env)
-    except BaseException as error:  # an environment of the user's own can raise anything, and Ctrl-C
-        if env is not None:
-            close(env)
-        if not isinstance(error, Exception):
-            raise
+            stack.pop_all()
+    except Exception as error:  # an environment of the user's own can raise anything
+        flag, without = ("video", "leave --video out") if video else ("window", "use --video game.mp4")
         fix = f"let it take render_mode and give images (docs/environments.md), or {without}"
         if "mujoco" in sys.modules:
             fix = f"set MUJOCO_GL to a library that this machine has (egl, osmesa, glfw), or {without}"
-        raise ConfigError(flag, given, f"{env_id} cannot be rendered: {describe(error)}", fix) from error
+        raise ConfigError(flag, video or True, f"{env_id} cannot be rendered: {describe(error)}", fix) from error
     return env
-
-
-def _has_ffmpeg() -> bool:
-    from imageio_ffmpeg import get_ffmpeg_exe
-
-    try:
-        return shutil.which(get_ffmpeg_exe()) is not None
-    except RuntimeError:
-        return False
 
 
 def play_rendered(
