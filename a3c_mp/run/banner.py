@@ -135,7 +135,7 @@ def end_lines(run: Any, error: BaseException | None) -> Iterator[tuple[int, str]
     progress = run.progress
     figures = [mean_return(progress.window)] if progress.window.returns else []
     figures = figures if run.metrics.headline is None else run.metrics.headline()
-    figures += [f"{run.steps:,} steps", f"{run.metrics.sps:,.0f} sps; in {run.folder}"]
+    figures += [f"{run.steps:,} steps", f"{run.metrics.clock.sps():,.0f} sps; in {run.folder}"]
     reason = run.exit_reason or "ended"
     reason = "failed" if reason.startswith("error: ") else reason  # its text is a line of its own
     if reason == "solved" and progress.evals.is_solved:

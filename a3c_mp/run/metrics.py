@@ -36,7 +36,7 @@ class MetricsWriter:
 
     def __init__(self, folder: Path, progress: Progress, log: logging.Logger):
         self.folder, self.progress, self.log = folder, progress, log
-        self.timing, self.clock = Timings(), RateClock()
+        self.timing, self.clock = Timings(), RateClock(progress)
         self.gauges: dict[str, Callable[[], float]] = {}  # read once at each flush
         self.phase: Callable[[], str] = lambda: ""  # for the progress line, while nothing is learned yet
         self.headline: Callable[[], list[str]] | None = None  # for the progress line instead of mean return and lag
@@ -64,15 +64,11 @@ class MetricsWriter:
 
     def start_clock(self) -> None:
         """Count agent steps per second, and `--max-seconds`, from now on; only the first call counts."""
-        self.clock.start(self.progress.steps, self.progress.samples)
+        self.clock.start()
         self._start_budget()
 
     def _start_budget(self) -> None:
         self.progress.budget_since = self.progress.budget_since or time.monotonic()
-
-    @property
-    def sps(self) -> float:
-        return self.clock.sps(self.progress.steps)
 
     def record(self, metrics: Mapping[str, Tensor | float]) -> None:
         self._means.add(with_diagnostics(metrics))
@@ -105,7 +101,7 @@ class MetricsWriter:
     def end_round(self) -> None:
         """Note the time, and flush if it is due."""
         self.timing.ended = time.monotonic()
-        self.clock.start(self.progress.steps, self.progress.samples)  # the first round is in no rate
+        self.clock.start()  # the first round is in no rate
         if self.clock.seconds >= FLUSH_SECONDS:
             self.flush()
 
@@ -121,23 +117,21 @@ class MetricsWriter:
             raise TrainingError(f"the loss became {loss} before step {progress.steps:,}; {fix}")
         if (seconds := self.clock.seconds) >= FLUSH_SECONDS:  # a point that came early says nothing about a second
             self._share = min(1.0, MOST_UPDATES * seconds / max(self._updates, 1))
-        if rates := self.clock.take_point(progress.steps, progress.samples):
+        if rates := self.clock.take_point():
             self._updates = 0
         self.write(progress.steps, means | rates | self._values())
         if self.signs is not None:
             self.signs.add(means)
         self.episode_log.flush()
-        sps = self.clock.recent_sps
-        self._show(progress.steps, sps, self.progress_line(means.get("charts/policy_lag", math.nan), sps))
+        self._show(self.clock.recent_sps, means.get("charts/policy_lag", math.nan))
 
     def show_pending(self, steps: int, text: str) -> None:
         """Show agent steps that are done but not recorded yet, as in a generation under way, and a text."""
-        steps_done = self.progress.steps + steps
-        sps = self.clock.sps(steps_done)  # of the whole run: generations have parts without steps
-        self._show(steps_done, sps, "  ".join(filter(None, (self.progress_line(math.nan, sps), text))))
+        self._show(self.clock.sps(steps), pending=steps, text=text)  # of the whole run: some parts have no steps
 
-    def _show(self, steps: int, sps: float, line: str) -> None:
+    def _show(self, sps: float, lag: float = math.nan, pending: int = 0, text: str = "") -> None:
         """Show the progress of the run, with the time until the budget of steps or seconds is spent."""
+        steps, line = self.progress.steps + pending, "  ".join(filter(None, (self.progress_line(lag, sps), text)))
         left = (self.progress.args.total_steps - steps) / sps if sps else math.inf
         self.display.show(steps, line, min(left, self.progress.seconds_left))
 
@@ -187,36 +181,32 @@ def _mean(found: Sequence[Tensor | float]) -> float:
 class RateClock:
     """Steps and samples per second, from the end of the first round until the training loop is left (`stopped`)."""
 
-    def __init__(self) -> None:
-        self.stopped: float | None = None
-        self.recent_sps = 0.0
-        self._start: tuple[float, int, int] | None = None  # time, steps, samples
-        self._last = 0.0, 0, 0  # of the last point of the curves
+    def __init__(self, progress: Progress):
+        self.progress, self.recent_sps = progress, 0.0
+        self.stopped = 0.0  # when; 0 before
+        self._start = self._last = math.inf, 0, 0  # time, steps, samples: at the start, and at the last point
 
-    def start(self, steps: int, samples: int) -> None:
-        if self._start is None:
-            self._start = self._last = time.monotonic(), steps, samples
-
-    @property
-    def _now(self) -> float:
-        return time.monotonic() if self.stopped is None else self.stopped
+    def start(self) -> None:
+        if self._start[0] == math.inf:
+            self._start = self._last = time.monotonic(), self.progress.steps, self.progress.samples
 
     @property
     def seconds(self) -> float:
-        """Since the last point of the curves."""
-        return 0.0 if self._start is None else self._now - self._last[0]
+        """Since the last point of the curves; -inf before the start."""
+        return (self.stopped or time.monotonic()) - self._last[0]
 
-    def sps(self, steps: int) -> float:
-        """Agent steps per second since the start."""
-        then, steps_then, _ = self._start or (math.inf, 0, 0)
-        seconds = self._now - then
-        return (steps - steps_then) / seconds if seconds >= MIN_RATE_SECONDS else 0.0
+    def sps(self, pending: int = 0) -> float:
+        """Agent steps per second since the start, with those that are not recorded yet."""
+        then, steps_then, _ = self._start
+        seconds = (self.stopped or time.monotonic()) - then
+        return (self.progress.steps + pending - steps_then) / seconds if seconds >= MIN_RATE_SECONDS else 0.0
 
-    def take_point(self, steps: int, samples: int) -> dict[str, float]:
+    def take_point(self) -> dict[str, float]:
         """Return the rates since the last point; none, and the next point covers this time too, if it is too short."""
         if (seconds := self.seconds) < MIN_RATE_SECONDS:
             return {}
         then, steps_then, samples_then = self._last
+        steps, samples = self.progress.steps, self.progress.samples
         self._last = then + seconds, steps, samples
         sps = (steps - steps_then) / seconds
         self.recent_sps += (SMOOTHING if self.recent_sps else 1.0) * (sps - self.recent_sps)

@@ -194,7 +194,7 @@ class Run(RunState):
         """Set exit code and reason, and write the last metrics, checkpoint and summary; only the first call counts."""
         if self._finished:
             return
-        self.metrics.clock.stopped = self.timing.ended or None  # what comes after the training loop is in no rate
+        self.metrics.clock.stopped = self.timing.ended  # what comes after the training loop is in no rate
         reason = self.progress.stop_reason()
         reached_its_end = error is None and reason in HOW_TO_GO_ON
         if reached_its_end and self.args.eval_every and not self.is_interrupted():
@@ -235,7 +235,7 @@ class Run(RunState):
             self.exit_reason = signal.Signals(signum).name  # `should_stop` is called several times a second
 
     def summary(self) -> dict[str, Any]:
-        end = {"sps": round(self.metrics.sps, 1), "exit_reason": self.exit_reason}
+        end = {"sps": round(self.metrics.clock.sps(), 1), "exit_reason": self.exit_reason}
         return self.progress.summary() | end | {"weights_sha256": sha256_of_weights(self.net.state_dict())}
 
 

@@ -263,7 +263,7 @@ def test_rates_begin_with_the_first_round_and_count_what_came_after_it(args, clo
         assert [point.get("charts/sps") for point in written] == [None, None, pytest.approx(1000 / 5.0625), 200]
         assert written[-1]["charts/samples_per_second"] == 800
         assert written[-1]["replay/size"] == 123
-        assert run.metrics.sps == pytest.approx(2000 / 10.0625)
+        assert run.metrics.clock.sps() == pytest.approx(2000 / 10.0625)
         lines = [run.metrics.progress_line(lag, sps=0.0) for lag in (1.0, float("nan"))]
         assert lines == ["return -  - sps  lag 1.0", "return -  - sps  lag -"]
 
@@ -446,7 +446,7 @@ def test_in_a_restart_the_time_limit_counts_from_the_first_start(args, clock, pa
             clock[0] += 5
             assert run.progress.seconds_left == 5
             run.record_rollout(10, [], 0, 0)
-            assert run.metrics.sps == 2, "which counts from the first round of this one"
+            assert run.metrics.clock.sps() == 2, "which counts from the first round of this one"
         raise PeerLost("learner 1 is lost")
     assert (run.exit_code, run.exit_reason) == expected
 
