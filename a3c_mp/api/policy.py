@@ -46,10 +46,7 @@ def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
 
 
 def load_run(run: Path, member: int | None = None) -> TrainedRun:
-    """Load a checkpoint and its run's settings, or what `play.py --export` wrote as safetensors.
-
-    Raises ConfigError if they cannot be read or do not match.
-    """
+    """Load a checkpoint and its run's settings, or an exported policy. Raises ConfigError if that is impossible."""
     if run.suffix == ".safetensors" and not run.is_dir():
         if member is not None:
             raise ConfigError("member", member, f"{run} has one net", "leave it out")

@@ -122,10 +122,7 @@ def find_script(chapter: str | Path) -> Path:
 
 
 def id_of(env: Any) -> str:
-    """The id of an environment; `module:Name` of a class, or of a function that makes one.
-
-    Raises ConfigError for what the processes of a run cannot import.
-    """
+    """The id of an environment; `module:Name` of a class or function. Raises ConfigError if a run cannot import it."""
     if isinstance(env, str):
         return env
     module, name = getattr(env, "__module__", None), getattr(env, "__qualname__", "")
@@ -176,8 +173,7 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
         try:
             yield process, lines_of(path, process)
         finally:
-            if process.poll() is None:
-                process.terminate()
+            process.terminate()
             try:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(END_SECONDS)
@@ -197,8 +193,7 @@ def lines_of(path: Path, process: subprocess.Popen) -> Iterator[dict[str, Any]]:
             *lines, rest = (rest + take_told(file)).split("\n")
             for line in lines:
                 with suppress(ValueError):  # empty, or cut short by a full disk
-                    found = json.loads(line)
-                    yield found
+                    yield json.loads(line)
 
 
 def result_of(code: int, told: Mapping[str, Any], env_id: str) -> Result:

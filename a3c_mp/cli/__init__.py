@@ -79,10 +79,7 @@ class _Early(CommonArgs):
 
 
 def parse_algo(algorithms: Mapping[str, Any], description: str, argv: Sequence[str] | None = None) -> tuple[Any, Any]:
-    """Parse the command line of a chapter with several algorithms, each with its `args_class` and `presets`.
-
-    Returns (settings, the algorithm that `--algo` names, or else the first).
-    """
+    """Parse the command line of a chapter with several algorithms: (settings, the one of `--algo`, or the first)."""
     first, algo = next(iter(algorithms.values())), None
     with suppress(ConfigError, OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
         given, _ = read_flags(_Early, sys.argv[1:] if argv is None else argv)
@@ -214,9 +211,8 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets, algo: str | Non
 
 def _layer(args_class: Any, kind: str, algo: str | None) -> tuple[str, Mapping[str, Any]]:
     """The class attribute for a kind of environment, with this algorithm if there is one, and its value."""
-    names = [(name, cls) for cls in args_class.__mro__ for name in (f"{kind}_{algo}", kind) if name in vars(cls)]
-    name, cls = names[0]
-    return name, vars(cls)[name]
+    names = f"{kind}_{algo}", kind
+    return next((name, vars(cls)[name]) for cls in args_class.__mro__ for name in names if name in vars(cls))
 
 
 def _kinds(obs_space: Any, action_space: Any) -> tuple[bool, bool]:

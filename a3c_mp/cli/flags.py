@@ -84,9 +84,7 @@ RULES = (
     Rule("adam-eps", "optimizer", lambda optimizer: optimizer == "adam", "use --rmsprop-eps", beside="rmsprop_eps"),
     Rule("epsilon ladder-exponent net num-quantiles", "algo", lambda algo: algo not in CONTINUOUS, "add --algo dqn"),
     Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", CONTINUOUS.__contains__, "see --algo"),
-    Rule(
-        "target-noise target-noise-clip policy-delay", "algo", lambda algo: algo == "td3", "use --algo td3 (chapter 3)"
-    ),
+    Rule("target-noise target-noise-clip policy-delay", "algo", ("td3",).__contains__, "use --algo td3 (chapter 3)"),
     Rule("repeat-fraction", "update_epochs", lambda epochs: epochs > 1, "raise --update-epochs"),
     Rule("entropy-steps", "entropy_coef_end", lambda end: end is not None, "add --entropy-coef-end"),
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),

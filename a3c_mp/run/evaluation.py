@@ -58,9 +58,6 @@ class Evaluations:
 
     SAVED = ("next_steps", "finished", "restarts", "last", "best")  # in checkpoints
 
-    run: Any  # a `Run`
-    snapshot: nn.Module  # of its net, on the CPU
-
     def __init__(self, args: CommonArgs):
         self.args, self.every, self.goal = args, args.eval_every, args.stop_eval_return
         self.decides = self.every > 0 or args.has_fitness  # which checkpoint is the best
@@ -73,7 +70,7 @@ class Evaluations:
         self.running: int | None = None  # agent steps of the snapshot that plays
 
     def attach(self, run: Any) -> None:
-        """Evaluate the net of a run, which records the results."""
+        """Evaluate the net of a `Run`, which records the results; `snapshot` is a copy of that net on the CPU."""
         self.run, self.snapshot = run, copy.deepcopy(run.net).cpu().requires_grad_(False)
 
     @property

@@ -70,10 +70,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
 
 
 def _importable(main: Callable[[], int]) -> Callable[[], int]:
-    """The same `main` of the script as a module, where a profiler runs it: children import what it defines from there.
-
-    The module `__main__` is then the profiler's.
-    """
+    """The `main` of the script as a module, where `__main__` is a profiler: children import what it defines there."""
     function: Any = getattr(main, "train", main)  # of a `Chapter`
     if function.__module__ != "__main__" or function.__globals__ is vars(sys.modules["__main__"]):
         return main
