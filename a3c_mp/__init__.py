@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from a3c_mp import _bootstrap, errors  # noqa: F401  (the first sets up the process; it must come before torch)
 
 if TYPE_CHECKING:
-    from a3c_mp.api import Callback, Result, load_policy, train
+    from a3c_mp.api.training import Callback, Result, load_policy, train
 
 __version__ = "0.2.0"
 __all__ = ["Callback", "Result", "errors", "load_policy", "train"]
@@ -13,9 +13,9 @@ __all__ = ["Callback", "Result", "errors", "load_policy", "train"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:  # loaded when they are used: chapters need none of them
-        from a3c_mp import api
+        from a3c_mp.api import training
 
-        return getattr(api, name)
+        return getattr(training, name)
     raise AttributeError(f"module 'a3c_mp' has no attribute {name!r}")
 
 
