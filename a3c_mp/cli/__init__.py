@@ -28,7 +28,7 @@ Presets = Mapping[str, Mapping[str, Any]]  # environment id -> settings that dif
 def parse_args(args_class: type[A], presets: Presets, description: str, argv: Sequence[str] | None = None) -> A:
     """Parse the command line over the defaults of an environment, or a resumed run's settings. Raises ConfigError."""
     _check_class(args_class)
-    given, others = read_flags(args_class, sys.argv[1:] if argv is None else argv)
+    given, others = read_flags(args_class, argv)
     if others:
         raise refusal(others, args_class)
     if given.get("resume", "") is None:
@@ -71,18 +71,12 @@ def run_to_continue(given: Mapping[str, Any], runs_dir: Path) -> Path | None:
     return folder if has_checkpoint(folder) else None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Early(CommonArgs):
-    """What `parse_algo` has to know first."""
-
-    algo: str | None = None
-
-
 def parse_algo(algorithms: Mapping[str, Any], description: str, argv: Sequence[str] | None = None) -> tuple[Any, Any]:
     """Parse the command line of a chapter with several algorithms: (settings, the one of `--algo`, or the first)."""
     first, algo = next(iter(algorithms.values())), None
+    early = dataclasses.make_dataclass("Early", [("algo", str | None, None)], bases=(CommonArgs,), frozen=True)
     with suppress(ConfigError, OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
-        given, _ = read_flags(_Early, sys.argv[1:] if argv is None else argv)
+        given, _ = read_flags(early, argv)
         algo = given.get("algo")
         if (folder := run_to_continue(given, first.args_class.runs_dir)) is not None:
             algo = json.loads((folder / "config.json").read_text())["args"]["algo"]
@@ -104,7 +98,7 @@ def parse_plain(args_class: type[A], description: str, argv: Sequence[str] | Non
 
 def parse_own(args_class: type[A], description: str, argv: Sequence[str] | None = None) -> tuple[A, list[str]]:
     """Parse a script's own flags of the command line; return (settings, other flags)."""
-    given, others = read_flags(args_class, sys.argv[1:] if argv is None else argv)
+    given, others = read_flags(args_class, argv)
     if others and not others[0].startswith("-"):
         raise refusal(others, args_class)
     if given.pop("help", False):

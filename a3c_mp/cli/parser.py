@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import re
+import sys
 import textwrap
 import types
 import typing
@@ -25,10 +26,11 @@ REPEATABLE = {"wrapper", "env_kwargs", "obs_keys"}  # fields whose flags add up;
 SWITCHES = "switches take no value: --NAME turns one on, --no-NAME off"
 
 
-def read_flags(args_class: type, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def read_flags(args_class: type, argv: Sequence[str] | None) -> tuple[dict[str, Any], list[str]]:
     """Return (settings that a command line gives, "help" among them, other words). Raises ConfigError for bad ones."""
+    words = [_plain(word) for word in (sys.argv[1:] if argv is None else argv)]
     try:
-        found, others = make_parser(args_class).parse_known_intermixed_args([_plain(word) for word in argv])
+        found, others = make_parser(args_class).parse_known_intermixed_args(words)
     except argparse.ArgumentError as error:
         name = (error.argument_name or "").partition("/")[0].lstrip("-")
         why = SWITCHES if error.message.startswith("ignored explicit argument") else error.message
