@@ -32,7 +32,7 @@ from a3c_mp.wrappers import ActionScaling
 NORM_STEPS = 2  # images of each environment in a rollout that update the statistics: enough samples, at low cost
 
 
-class RolloutSetup(Setup):
+class A3CSetup(Setup):
     """What a learner of an actor-critic makes before its run: net, optimizer, and slots for what its actors send.
 
     An actor sends `messages` for each rollout. Raises ConfigError if the environment cannot be used, sizes are
@@ -77,10 +77,6 @@ class RolloutSetup(Setup):
     def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
         sizes = args.unroll_length, args.num_envs
         return rollout_spec(*sizes, obs_space, action_space, net.lstm_size, args.rollout_fields)
-
-
-class A3CSetup(RolloutSetup):
-    """What chapters 1 and 5 make before a run."""
 
     def rounds(self, learner: Learner) -> Iterator[Rollout]:
         """Yield finite rollouts; a round is one rollout, or in order one of every actor."""

@@ -8,7 +8,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.actor_critic import RolloutSetup, action_metrics, obs_for_stats, set_learning_rate
+from a3c_mp.algorithms.actor_critic import A3CSetup, action_metrics, obs_for_stats, set_learning_rate
 from a3c_mp.algorithms.actor_critic_settings import A3CArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.episodes import Episode, episodes_at
@@ -130,7 +130,7 @@ class Outbox:
 # ---- at the learner
 
 
-class GradientSetup(RolloutSetup):
+class GradientSetup(A3CSetup):
     """What chapter 2 makes before a run: net, optimizer, and slots for gradients."""
 
     slots_with_actors = True

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from a3c_mp.algorithms.actor_critic import RolloutSetup, action_metrics, obs_for_stats, set_learning_rate, stats_of
+from a3c_mp.algorithms.actor_critic import A3CSetup, action_metrics, obs_for_stats, set_learning_rate, stats_of
 from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.data.rollout import Rollout, join, minibatches, to_device
@@ -173,7 +173,7 @@ def batches(
         yield select(source, to_device(columns, device))
 
 
-class ImpalaSetup(RolloutSetup):
+class ImpalaSetup(A3CSetup):
     """What a learner of IMPALA makes before a run: also the replay of unrolls."""
 
     def __init__(self, args: Args, rank: int = 0):
