@@ -48,15 +48,11 @@ def gae(
     assert rewards.shape == discounts.shape == values.shape, (rewards.shape, discounts.shape, values.shape)
     assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)
     next_values = torch.cat([values[1:], bootstrap_value[None]])
-    td_errors = rewards + discounts * next_values - values
-    advantages = torch.empty_like(values)
-    acc = torch.zeros_like(bootstrap_value)
-    for t in reversed(range(len(rewards))):
-        acc = td_errors[t] + discounts[t] * lam * acc
-        advantages[t] = acc
+    advantages = _discounted_sums(rewards + discounts * next_values - values, discounts * lam)
     return advantages, advantages + values
 
 
+@torch.no_grad()
 def vtrace(
     log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor,
     clip_rho: float = 1.0, clip_c: float = 1.0, clip_pg_rho: float = 1.0,
@@ -74,16 +70,17 @@ def vtrace(
     """
     assert log_rhos.shape == discounts.shape == rewards.shape == values.shape, (log_rhos.shape, values.shape)
     assert bootstrap_value.shape == rewards.shape[1:], (bootstrap_value.shape, rewards.shape)
-    with torch.no_grad():
-        rhos = log_rhos.exp()
-        cs = rhos.clamp(max=clip_c)
-        next_values = torch.cat([values[1:], bootstrap_value[None]])
-        deltas = rhos.clamp(max=clip_rho) * (rewards + discounts * next_values - values)
-        vs = torch.empty_like(values)
-        acc = torch.zeros_like(bootstrap_value)
-        for t in reversed(range(len(rewards))):
-            acc = deltas[t] + discounts[t] * cs[t] * acc  # remark 1, walked backwards
-            vs[t] = values[t] + acc
-        next_vs = torch.cat([vs[1:], bootstrap_value[None]])
-        advantages = rewards + discounts * next_vs - values
-    return vs, advantages, rhos.clamp(max=clip_pg_rho)
+    rhos = log_rhos.exp()
+    next_values = torch.cat([values[1:], bootstrap_value[None]])
+    deltas = rhos.clamp(max=clip_rho) * (rewards + discounts * next_values - values)
+    vs = values + _discounted_sums(deltas, discounts * rhos.clamp(max=clip_c))  # remark 1, walked backwards
+    next_vs = torch.cat([vs[1:], bootstrap_value[None]])
+    return vs, rewards + discounts * next_vs - values, rhos.clamp(max=clip_pg_rho)
+
+
+def _discounted_sums(deltas: Tensor, factors: Tensor) -> Tensor:
+    """Sums x_t = delta_t + factor_t x_{t+1}, [T, B], from the last step backwards."""
+    sums, acc = torch.empty_like(deltas), torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        sums[t] = acc = deltas[t] + factors[t] * acc
+    return sums
