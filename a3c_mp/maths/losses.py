@@ -66,22 +66,10 @@ def quantile_huber(quantiles: Tensor, targets: Tensor, weights: Tensor, width: f
 
 
 @torch.no_grad()
-def approx_kl(log_ratios: Tensor) -> Tensor:
-    """Approximate KL divergence E_mu[log mu - log pi] from the policy that acted, sample by sample, [...].
-
-    This estimator has less variance than the mean of log mu - log pi, and is never negative (Schulman 2020,
-    "Approximating KL divergence"); `log_ratios` [...] are log pi(a|s) - log mu(a|s).
-    """
-    log_ratios = log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-    return log_ratios.expm1() - log_ratios
-
-
-@torch.no_grad()
 def rho_metrics(log_rhos: Tensor, clip_rho: float) -> Metrics:
-    """V-trace's ratios rho, the share that `clip_rho` truncates, and the approximate KL divergence."""
+    """V-trace's ratios rho, the share that `clip_rho` truncates, and what the KL divergence is derived from."""
     rhos = log_rhos.clamp(max=LARGEST_LOG_RATIO).exp()
-    clipped = (rhos > clip_rho).float()
-    return {"values/rho": rhos, "values/rho_clipped": clipped, "policy/approx_kl": approx_kl(log_rhos)}
+    return {"values/rho": rhos, "values/rho_clipped": (rhos > clip_rho).float(), "policy/log_ratio": log_rhos}
 
 
 @torch.no_grad()
@@ -89,11 +77,14 @@ def with_diagnostics(metrics: Mapping[str, Tensor | float]) -> Metrics:
     """The metrics of a loss and those derived from them, which only updates that are recorded need.
 
     They are the explained variance 1 - Var(target - V) / Var(target), and in place of policy/log_ratio and
-    policy/clip_ratio PPO's approximate KL divergence from the policy that acted, and its share of clipped samples.
+    policy/clip_ratio the approximate KL divergence E_mu[log mu - log pi] from the policy that acted, and PPO's share of
+    clipped samples. This estimator of the divergence has less variance than the mean of log mu - log pi, and is never
+    negative (Schulman 2020, "Approximating KL divergence").
     """
     found = dict(metrics)
     if isinstance(log_ratios := found.pop("policy/log_ratio", None), Tensor):
-        found["policy/approx_kl"] = approx_kl(log_ratios)
+        near = log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+        found["policy/approx_kl"] = near.expm1() - near
         if (clip_ratio := found.pop("policy/clip_ratio", None)) is not None:
             found["policy/clip_fraction"] = (log_ratios.expm1().abs() > clip_ratio).float()
     values, targets = metrics.get("values/value"), metrics.get("values/target")
