@@ -44,11 +44,8 @@ def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
 
     Of parameters and of buffers that are saved: others are constants of a net of the user's own, such as indices.
     """
-    saved = net.state_dict().keys()
-    target, online = (
-        [*each.parameters(), *(buffer for name, buffer in each.named_buffers() if name in saved)]
-        for each in (target_net, net)
-    )
+    # What a net has under two names is moved once.
+    target, online = ([*dict.fromkeys(each.state_dict(keep_vars=True).values())] for each in (target_net, net))
     torch._foreach_lerp_(target, online, rate)
 
 

@@ -4,27 +4,22 @@ A module of the same functions as `ddpg`. The policy follows the first critic, w
 """
 
 from collections import namedtuple
+from functools import partial
 from typing import Any
 
-import gymnasium
 import torch
 from torch import Tensor
 
 from a3c_mp.algorithms import ddpg
 from a3c_mp.algorithms.apex_settings import Args
 from a3c_mp.algorithms.ddpg import ACTIONS, Policy, make_optimizer, make_policy, policy_loss, q_values, stored
-from a3c_mp.nets.build import DEFAULT_NET, NetSpec
 from a3c_mp.nets.q_values import DDPGNet, TD3Net
 from a3c_mp.replay import Batch
 
 NoisyBatch = namedtuple("NoisyBatch", [*Batch._fields, "noise"])  # type: ignore[misc]
 """a `Batch`, and standard normal numbers [N, *action_shape]"""
 __all__ = ["ACTIONS", "Policy", "make_optimizer", "make_policy", "policy_loss", "q_values", "stored"]
-
-
-def make_net(obs_space: gymnasium.Space, action_space: gymnasium.Space, spec: NetSpec = DEFAULT_NET) -> DDPGNet:
-    """Make actor and critics. Raises ConfigError as `ddpg.make_net`."""
-    return ddpg.make_net(obs_space, action_space, spec, TD3Net)
+make_net = partial(ddpg.make_net, net_class=TD3Net)
 
 
 def with_noise(batch: Batch, rng: torch.Generator) -> Any:
