@@ -16,25 +16,12 @@ CONTINUOUS: dict[str, Any] = {
     "total_steps": 300_000, "num_envs": 8, "unroll_length": 200, "batch_size": 64,
     "learning_rate": 1e-3, "entropy_coef": 0.0, "value_coef": 1.0, "reward_scale": None,
 }  # fmt: skip
-MOUNTAIN_CAR = {"unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16}
 MUJOCO = {"total_steps": 2_000_000, "unroll_length": 256, "learning_rate": 3e-4}
-CHEETAH = {"total_steps": 1_000_000, "gamma": 0.98, "gae_lambda": 0.92, "log_std_init": -2.0}
-"""no game ends early, so little noise explores enough, and none of it is lost at the bounds"""
 VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "unroll_length": 128, "batch_size": 64}
 CONTINUOUS_EPOCHS, VECTOR_EPOCHS, IMAGE_EPOCHS = 10, 4, 3
 """epochs of each rollout, where it can be learned from several times"""
 SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_after": 2_048}
 """exploration where no rewards come by chance, as in Freeway: one of 16 environments"""
-PONG_SETTINGS: dict[str, Any] = {
-    "update_epochs": 2, "repeat_fraction": 0.5, "anneal_steps": 800_000, "learning_rate_end": 1e-4,
-    "entropy_coef": 0.03, "entropy_coef_end": 0.005, "entropy_steps": 400_000,
-}  # fmt: skip
-"""fewer passes; schedules for runs of some 500,000 steps, in which a policy that only loses stays random for longer"""
-BREAKOUT_SETTINGS: dict[str, Any] = {
-    "total_steps": 3_200_000, "net": "resnet", "update_epochs": 2, "repeat_fraction": 0.5,
-    "entropy_coef_end": 0.001, "entropy_steps": 2_400_000,
-}  # fmt: skip
-"""a net that sees the ball, and a policy that explores less in the end: one random action late in a game loses it"""
 
 
 @dataclass(frozen=True)
@@ -135,14 +122,24 @@ PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v0": {**CARTPOLE, "stop_return": 195.0},
     "CartPole-v1": {**CARTPOLE, "stop_return": 475.0},
     "Pendulum-v1": {**CONTINUOUS, "gamma": 0.9, "stop_return": -200.0},
-    "MountainCarContinuous-v0": {**CONTINUOUS, **MOUNTAIN_CAR, "stop_return": 90.0},
-    "HalfCheetah-v5": {**CONTINUOUS, **MUJOCO, **CHEETAH},
+    "MountainCarContinuous-v0": {
+        **CONTINUOUS, "unroll_length": 256, "batch_size": 256, "learning_rate": 3e-4, "noise_steps": 16,
+        "stop_return": 90.0,
+    },
+    "HalfCheetah-v5": {  # no game ends early, so little noise explores enough, and none of it is lost at the bounds
+        **CONTINUOUS, **MUJOCO, "total_steps": 1_000_000, "gamma": 0.98, "gae_lambda": 0.92, "log_std_init": -2.0,
+    },
     "Hopper-v5": {**CONTINUOUS, **MUJOCO, "total_steps": 1_000_000},
+}  # fmt: skip
+PPO_PRESETS = {
+    name: preset | {"update_epochs": VECTOR_EPOCHS if "CartPole" in name else CONTINUOUS_EPOCHS}
+    for name, preset in PRESETS.items()
 }
-PPO_PRESETS = PRESETS | {
-    name: PRESETS[name] | {"update_epochs": VECTOR_EPOCHS if "CartPole" in name else CONTINUOUS_EPOCHS}
-    for name in PRESETS
-    if "NoFrameskip" not in name
-}
-PPO_PRESETS["PongNoFrameskip-v4"] = PRESETS["PongNoFrameskip-v4"] | PONG_SETTINGS
-PPO_PRESETS["BreakoutNoFrameskip-v4"] = PRESETS["BreakoutNoFrameskip-v4"] | BREAKOUT_SETTINGS
+PPO_PRESETS["PongNoFrameskip-v4"] |= {  # schedules for 500,000 steps: a policy that only loses stays random for longer
+    "update_epochs": 2, "repeat_fraction": 0.5, "anneal_steps": 800_000, "learning_rate_end": 1e-4,
+    "entropy_coef": 0.03, "entropy_coef_end": 0.005, "entropy_steps": 400_000,
+}  # fmt: skip
+PPO_PRESETS["BreakoutNoFrameskip-v4"] |= {  # a net that sees the ball; one random action late in a game loses it
+    "total_steps": 3_200_000, "net": "resnet", "update_epochs": 2, "repeat_fraction": 0.5,
+    "entropy_coef_end": 0.001, "entropy_steps": 2_400_000,
+}  # fmt: skip

@@ -22,21 +22,12 @@ CARTPOLE: dict[str, Any] = {
     "total_steps": 1_000_000, "replay_proportion": 0.9375, "learning_rate": 1e-3,
     "reward_scale": 0.05, "normalize_advantages": False,
 }  # fmt: skip
-FALLING_RATE = {"anneal_steps": 100_000, "learning_rate_end": 1e-4}
-"""a lower rate at the end: at a constant 1e-3, policies stay just below the goal"""
-MOUNTAIN_CAR: dict[str, Any] = {
-    "total_steps": 300_000, "num_envs": 8, "unroll_length": 32,
-    "entropy_coef": 0.0, "value_coef": 1.0, "reward_scale": 0.1, "replay_proportion": 0.875, "noise_steps": 16,
-}  # fmt: skip
 CONTINUOUS: dict[str, Any] = {
     "total_steps": 2_000_000, "num_envs": 8, "unroll_length": 16, "replay_proportion": 0.875,
     "entropy_coef": 0.0, "value_coef": 1.0, "reward_scale": None,
     "mean_limit": 1.0,  # with more, policies get stuck at the bounds: no clipped ratio slows them down
     "normalize_advantages": False,  # with them, means drift out of the bounds before values are known
 }  # fmt: skip
-PENDULUM = {**CONTINUOUS, "total_steps": 600_000, "gamma": 0.9}
-VECTORS = {"total_steps": 2_000_000, "num_envs": 8, "replay_proportion": 0.875}
-IMAGES = {"net": "a3c", "num_envs": 16, "replay_proportion": 0.75}  # each step is learned from four times
 
 
 @dataclass(frozen=True)
@@ -45,8 +36,8 @@ class Args(RolloutArgs):
 
     chapter = "impala"
     continuous: ClassVar = CONTINUOUS
-    vectors: ClassVar = VECTORS
-    images: ClassVar = IMAGES
+    vectors: ClassVar = {"total_steps": 2_000_000, "num_envs": 8, "replay_proportion": 0.875}
+    images: ClassVar = {"net": "a3c", "num_envs": 16, "replay_proportion": 0.75}  # each step is learned from four times
 
     unroll_length: Count = 20
     """steps of each environment in one unroll (T)"""
@@ -80,10 +71,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "PongNoFrameskip-v4": {"stop_return": 18.0, "total_steps": 2_000_000},
     "BreakoutNoFrameskip-v4": {"stop_return": 400.0},
     "CartPole-v0": {**CARTPOLE, "num_envs": 1, "stop_return": 195.0},
-    "CartPole-v1": {**CARTPOLE, **FALLING_RATE, "num_envs": 4, "stop_return": 475.0},
-    "Pendulum-v1": {**PENDULUM, "stop_return": -200.0},
-    "MountainCarContinuous-v0": {**MOUNTAIN_CAR, "stop_return": 90.0},
-}
+    "CartPole-v1": {  # at a constant 1e-3, policies stay just below the goal
+        **CARTPOLE, "num_envs": 4, "anneal_steps": 100_000, "learning_rate_end": 1e-4, "stop_return": 475.0,
+    },
+    "Pendulum-v1": {**CONTINUOUS, "total_steps": 600_000, "gamma": 0.9, "stop_return": -200.0},
+    "MountainCarContinuous-v0": {
+        "total_steps": 300_000, "num_envs": 8, "unroll_length": 32,
+        "entropy_coef": 0.0, "value_coef": 1.0, "reward_scale": 0.1, "replay_proportion": 0.875, "noise_steps": 16,
+        "stop_return": 90.0,
+    },
+}  # fmt: skip
 
 
 def rollouts_per_round(args: Args) -> int:
