@@ -90,7 +90,7 @@ def rollouts(learner: Learner, filled: list) -> Iterator[Rollout]:
     """Record the rollouts of a round one by one, and yield those that are finite, in their slots."""
     for message in filled:
         rollout = Rollout.of(learner.memory.slots[message.slot])
-        set_learning_rate(learner.optimizer, learner.args, learner.steps)  # of the steps before this rollout
+        set_learning_rate(learner)  # of the steps before this rollout
         if learner.record([message], [stats_of(rollout, learner.lag(message.payload))]).finite:
             with learner.run.timing("learning"):
                 source = f"{learner.args.actor_name} {learner.own[message.worker]}"
@@ -133,14 +133,12 @@ def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.99, eps=args.rmsprop_eps)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, args: RolloutArgs, steps: int) -> None:
-    """Set the learning rate: from `--learning-rate` to its end, linear over `--anneal-steps`.
-
-    A group of parameters may have a factor on it, "lr_factor".
-    """
-    total = args.anneal_steps or args.total_steps
-    for group in optimizer.param_groups:
-        group["lr"] = group.get("lr_factor", 1.0) * linear(args.learning_rate, args.learning_rate_end, steps, total)
+def set_learning_rate(learner: Learner) -> None:
+    """Set the learning rate, linear to its end over `--anneal-steps`, times the "lr_factor" of a group that has one."""
+    args = learner.args
+    rate = linear(args.learning_rate, args.learning_rate_end, learner.steps, args.anneal_steps or args.total_steps)
+    for group in learner.optimizer.param_groups:
+        group["lr"] = group.get("lr_factor", 1.0) * rate
 
 
 def anneal_entropy_coef(args: PPOArgs, steps: int) -> PPOArgs:

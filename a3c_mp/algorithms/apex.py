@@ -187,10 +187,7 @@ class ApexSetup(Setup):
             self.replay.make_room(shard, args.rows_in_flight)
 
     def ingest(self, learner: Learner, filled: Sequence[Filled]) -> list[MessageStats]:
-        """Ingest a round of blocks into the replay, and return the statistics of each.
-
-        Transitions whose first priority is not finite are dropped.
-        """
+        """Ingest a round of blocks, but no transition whose first priority is not finite; return their statistics."""
         stats = []
         for shard, slot, version in filled:
             rejected_before = self.replay.rejected
@@ -201,17 +198,13 @@ class ApexSetup(Setup):
         return stats
 
     def stats_of(self, learner: Learner, slot: int, version: int, finite: bool | None) -> MessageStats:
-        """Return what is counted of the block in a slot."""
         block = self.slots[slot]
         rewards, lag = (block["reward"], block["done"]), learner.lag(version)
         episodes = episodes_at(block["done"], block["episode_return"], block["episode_length"])
         return MessageStats(block["done"].numel(), episodes, lag, finite, rewards)
 
     def _prepare_successor(self, learner: Learner, event: WorkerEvent) -> None:
-        """Prepare the shard of a dead actor for its successor.
-
-        A deterministic one writes the lost block again; any other continues after the rows already written of it.
-        """
+        """Prepare a dead actor's shard: a deterministic successor rewrites the lost block, others go on after it."""
         if not learner.args.deterministic:
             self.make_room(learner.args, range(self.more.num_shards))
         elif event.replaced:

@@ -5,6 +5,7 @@ functions with the same names as in `dqn` and `td3`; `--algo` picks one of them.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -83,7 +84,7 @@ class Policy:
         self._value = acting_forward(args, net, states, function=lambda states: (net.q(states, net(states)[0]),))
         self.place(actor, args.num_actors)
         self.rng = np.random.default_rng(0)
-        self.noise = restored["noise"].copy() if restored else None  # [B, ...] float64, drawn at the first block
+        self.noise: Any = restored["noise"].copy() if restored else None  # [B, ...] float64, drawn at the first block
 
     def place(self, actor: int, num_actors: int) -> None:
         """Take the standard deviations of actor number `actor` of so many."""
@@ -97,7 +98,6 @@ class Policy:
 
     def fields(self) -> dict[str, np.ndarray]:
         """Return the state for a successor: the noise, which is correlated between steps."""
-        assert self.noise is not None
         return {"noise": self.noise}
 
     @torch.inference_mode()
@@ -105,7 +105,6 @@ class Policy:
         self, obs: np.ndarray, mask: np.ndarray | None = None, warm_up: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Choose noisy actions: (action float32 [B, ...] in [-1, 1], Q(s, a) [B], Q(s, mu(s)) [B])."""
-        assert self.noise is not None, "start_block draws the first"
         self.noise = self.memory * self.noise + (1 - self.memory**2) ** 0.5 * self.sigmas * self._normal(len(obs))
         action, q = (part.numpy() for part in self._act(torch.from_numpy(obs), torch.from_numpy(self.noise)))
         return action, q[: len(obs)], q[len(obs) :]

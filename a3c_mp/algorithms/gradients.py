@@ -172,7 +172,7 @@ class GradientSetup(A3CSetup):
     def rounds(self, learner: Learner) -> Iterator[list[Tensor]]:
         """Yield the gradients [P] of a round that are finite and not too old: one, or in order one of every actor."""
         while filled := learner.take():
-            set_learning_rate(learner.optimizer, learner.args, learner.steps)
+            set_learning_rate(learner)
             updates = learner.updates
             gradients = [self._accept(learner, message) for message in filled]
             with learner.run.timing("learning"):

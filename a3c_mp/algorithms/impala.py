@@ -203,9 +203,8 @@ class ImpalaSetup(A3CSetup):
         args, size = learner.args, rollouts_per_round(learner.args)
         while filled := learner.take(size):
             rollouts = [Rollout.of(self.slots[slot]) for _, slot, _ in filled]
-            lags = [learner.lag(version) for _, _, version in filled]
-            stats = list(map(stats_of, rollouts, lags))
-            set_learning_rate(learner.optimizer, args, learner.steps)
+            stats = list(map(stats_of, rollouts, [learner.lag(version) for _, _, version in filled]))
+            set_learning_rate(learner)
             is_finite = learner.record(filled, stats).finite  # in all learners, which take steps together
             num_whole = size * args.num_envs
             if not is_finite and learner.group.size == 1:  # the others of the round can be learned from

@@ -148,8 +148,7 @@ def collectors_of(
     with torch.random.fork_rng(devices=[]):  # in a standalone task, a resume continues the learner's
         for channel in channels:
             channel.memory = memory
-        collectors = [(channel, make_actor(channel, args)) for channel in channels]
-    return collectors
+        return [(channel, make_actor(channel, args)) for channel in channels]
 
 
 def evaluator_of(node: Node, args: RoleArgs, learner: Any) -> EvaluatorChannel | InlineEvaluator | None:
