@@ -35,8 +35,7 @@ NORM_STEPS = 2  # images of each environment in a rollout that update the statis
 class A3CSetup(Setup):
     """What a learner of an actor-critic makes before its run: net, optimizer, and slots for what its actors send.
 
-    An actor sends `messages` for each rollout. Raises ConfigError if the environment cannot be used, sizes are
-    inconsistent, or memory is too small.
+    An actor sends `messages` for each rollout. Raises ConfigError where environment, sizes or memory do not fit.
     """
 
     slots_with_actors = False  # whether slots lie on the device that actors act on, else on the CPU
@@ -152,8 +151,7 @@ def anneal_entropy_coef(args: PPOArgs, steps: int) -> PPOArgs:
 def rewards_and_discounts(args: RewardArgs, rollout: Rollout, reward_scale: Tensor | float) -> tuple[Tensor, Tensor]:
     """Return (clipped and scaled rewards, discounts), both [T, B]; discounts are 0 where a return ends.
 
-    `reward_scale` is that of the net whose values they are learned with. At truncated steps, the reward includes the
-    bootstrap value (see `cut_truncated`).
+    `reward_scale` is that of the net whose values they are learned with. Truncated steps: see `cut_truncated`.
     """
     rewards = reward_scale * (rollout.reward.sign() if args.reward_clip else rollout.reward)
     if args.reward_scale is None:
@@ -189,9 +187,8 @@ class Samples(NamedTuple):
     @classmethod
     def of(cls, rollout: Rollout, advantages: Tensor, value_targets: Tensor) -> Samples:
         """Flatten the steps of a rollout, with advantages and value targets [T, B], into samples."""
-        obs = rollout.obs[:-1]
-        steps = cls(obs, rollout.action, rollout.behaviour_logits, advantages, value_targets, rollout.extra)
-        return steps.map(lambda field: field.flatten(0, 1))
+        acted = rollout.obs[:-1], rollout.action, rollout.behaviour_logits
+        return cls(*acted, advantages, value_targets, rollout.extra).map(lambda field: field.flatten(0, 1))
 
     def to(self, device: torch.device) -> Samples:
         """Copy the samples to a device; from pinned memory to a GPU, the copies are asynchronous."""

@@ -42,9 +42,9 @@ def ladder(base: float, exponent: float, actor: int, num_envs: int, num_actors: 
 def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
     """Update the target network by Polyak averaging: target += rate (online - target).
 
-    Of parameters and of buffers that are saved: others are constants of a net of the user's own, such as indices.
+    Of parameters and of buffers that are saved, each once, under whatever names: other buffers are constants of a net
+    of the user's own, such as indices.
     """
-    # What a net has under two names is moved once.
     target, online = ([*dict.fromkeys(each.state_dict(keep_vars=True).values())] for each in (target_net, net))
     torch._foreach_lerp_(target, online, rate)
 
@@ -89,8 +89,7 @@ class RateLimiter:
 class ApexSetup(Setup):
     """What a learner of Ape-X makes before a run: online and target net, optimizer, replay, slots for its actors.
 
-    `algo` is the module `dqn`, `ddpg` or `td3`. Raises ConfigError if the environment cannot be used, settings are
-    inconsistent, or memory is too small.
+    `algo` is the module `dqn`, `ddpg` or `td3`. Raises ConfigError where environment, settings or memory do not fit.
     """
 
     def __init__(self, args: Any, algo: Any, rank: int = 0):
