@@ -83,18 +83,12 @@ class Policy:
         self._act = acting_forward(args, net, states, torch.from_numpy(noise), function=self._choose)
         self._value = acting_forward(args, net, states, function=lambda states: (net.q(states, net(states)[0]),))
         self.place(actor, args.num_actors)
-        self.rng = np.random.default_rng(0)
-        self.noise: Any = restored["noise"].copy() if restored else None  # [B, ...] float64, drawn at the first block
+        self.noise: Any = restored["noise"].copy() if restored else None  # [B, ...] float64, drawn at the first step
 
     def place(self, actor: int, num_actors: int) -> None:
         """Take the standard deviations of actor number `actor` of so many."""
         sigmas = ladder(self.args.noise, self.args.noise_exponent, actor, self.args.num_envs, num_actors)
         self.sigmas = sigmas.reshape(-1, *[1] * self.to_env.center.ndim)
-
-    def start_block(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        if self.noise is None:
-            self.noise = self.sigmas * self._normal(len(self.sigmas))
 
     def fields(self) -> dict[str, np.ndarray]:
         """Return the state for a successor: the noise, which is correlated between steps."""
@@ -102,10 +96,13 @@ class Policy:
 
     @torch.inference_mode()
     def act(
-        self, obs: np.ndarray, mask: np.ndarray | None = None, warm_up: bool = False
+        self, obs: np.ndarray, rng: np.random.Generator, mask: np.ndarray | None = None, warm_up: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Choose noisy actions: (action float32 [B, ...] in [-1, 1], Q(s, a) [B], Q(s, mu(s)) [B])."""
-        self.noise = self.memory * self.noise + (1 - self.memory**2) ** 0.5 * self.sigmas * self._normal(len(obs))
+        shape = len(obs), *self.to_env.center.shape
+        if self.noise is None:
+            self.noise = self.sigmas * rng.standard_normal(shape)
+        self.noise = self.memory * self.noise + (1 - self.memory**2) ** 0.5 * self.sigmas * rng.standard_normal(shape)
         action, q = (part.numpy() for part in self._act(torch.from_numpy(obs), torch.from_numpy(self.noise)))
         return action, q[: len(obs)], q[len(obs) :]
 
@@ -119,9 +116,6 @@ class Policy:
     def value(self, obs: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         """Compute Q(s, mu(s)) [B], for bootstrapping."""
         return self._value(torch.from_numpy(obs))[0].float().numpy()
-
-    def _normal(self, num_envs: int) -> np.ndarray:
-        return self.rng.standard_normal((num_envs, *self.to_env.center.shape))
 
 
 def q_values(net: DDPGNet, batch: Batch) -> list[Tensor]:

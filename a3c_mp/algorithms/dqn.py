@@ -66,30 +66,26 @@ class Policy:
         self, args: Args, net: nn.Module, action_space: gymnasium.Space, example: np.ndarray, actor: int,
         restored: Mapping[str, np.ndarray] | None = None,
     ):  # fmt: skip
-        self.forward = acting_forward(args, net, torch.from_numpy(example))
-        self.args, self.rng = args, np.random.default_rng(0)
+        self.args, self.forward = args, acting_forward(args, net, torch.from_numpy(example))
         self.place(actor, args.num_actors)
 
     def place(self, actor: int, num_actors: int) -> None:
         """Take the epsilons of actor number `actor` of so many."""
         self.epsilons = ladder(self.args.epsilon, self.args.ladder_exponent, actor, self.args.num_envs, num_actors)
 
-    def start_block(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-
     def fields(self) -> dict[str, np.ndarray]:
         return {}
 
     def act(
-        self, obs: np.ndarray, mask: np.ndarray | None = None, warm_up: bool = False
+        self, obs: np.ndarray, rng: np.random.Generator, mask: np.ndarray | None = None, warm_up: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Choose actions: (action int64 [B], Q(s, a) [B], max_a Q(s, a) [B]); in the warm-up, all are random.
 
         A mask, bool [B, A], says which actions are allowed.
         """
         q = self._q(obs, mask)
-        is_random = self.rng.random(len(q)) < (1.0 if warm_up else self.epsilons)
-        action = np.where(is_random, random_actions(self.rng, q.shape, mask), q.argmax(axis=1))
+        is_random = rng.random(len(q)) < (1.0 if warm_up else self.epsilons)
+        action = np.where(is_random, random_actions(rng, q.shape, mask), q.argmax(axis=1))
         return action, q[np.arange(len(q)), action], q.max(axis=1)
 
     def value(self, obs: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:

@@ -47,11 +47,11 @@ class TransitionCollector:
     def collect(self, block: dict[str, Tensor], warm_up: bool = False) -> None:
         """Take a block of steps: transitions go to the shard, episode statistics to `block`."""
         policy = self.policy
-        policy.start_block(derive_seeds(self.args.seed, *self.channel.seed_key, self.blocks)[1])
+        rng = np.random.default_rng(derive_seeds(self.args.seed, *self.channel.seed_key, self.blocks)[1])
         self.actions = []  # as the environments get them
         for t in range(len(block["done"])):
             mask = self.env.mask
-            action, q, value = policy.act(self.obs, mask, warm_up)
+            action, q, value = policy.act(self.obs, rng, mask, warm_up)
             self.actions.append(policy.to_env(action))
             given = self.actions[-1].copy()  # environments may write to theirs
             next_obs, reward, terminated, truncated, infos = self.env.step(given)

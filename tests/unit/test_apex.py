@@ -225,11 +225,10 @@ def test_the_ladder_has_a_rung_for_each_environment_of_all_actors():
 def test_an_environment_explores_as_much_as_its_epsilon_says():
     args = replace(ARGS, num_actors=1, num_envs=3, epsilon=0.5, ladder_exponent=2.0)
     net, obs = dqn.make_net(VECTOR, Discrete(4)), np.ones((3, 3), np.float32)
-    policy = dqn.Policy(args, net, Discrete(4), obs, 0)
-    policy.start_block(seed=1)
+    policy, rng = dqn.Policy(args, net, Discrete(4), obs, 0), np.random.default_rng(1)
     best = net(torch.from_numpy(obs))[0][0].argmax().item()
     for warm_up, epsilons in ((False, [0.5, 0.5**2, 0.5**3]), (True, [1, 1, 1])):
-        chosen = np.array([policy.act(obs, warm_up=warm_up)[0] for _ in range(1500)])
+        chosen = np.array([policy.act(obs, rng, warm_up=warm_up)[0] for _ in range(1500)])
         share = (chosen != best).mean(axis=0)  # of random actions, a quarter are the best by chance
         assert share == pytest.approx(0.75 * np.array(epsilons), abs=0.05)
 
@@ -239,8 +238,7 @@ def test_an_actor_reports_the_values_of_what_it_does(name):
     algo, space, batch, (net, _) = a_case(name)
     states, obs = batch.obs, batch.obs.numpy()
     policy = algo.Policy(replace(ARGS, num_envs=N, epsilon=1.0, noise=0.3), net, space, obs, 0)
-    policy.start_block(seed=0)
-    action, q, value = policy.act(obs)
+    action, q, value = policy.act(obs, np.random.default_rng(0))
     taken = torch.from_numpy(action)
     if name == "dqn":
         table = net(states)[0]
@@ -261,9 +259,8 @@ def test_noise_is_as_large_and_as_persistent_as_it_should_be():
     args = replace(ARGS, num_actors=2, num_envs=100, noise=0.1, noise_exponent=1.0, noise_memory=0.8)
     net = ddpg.make_net(VECTOR, TORQUE)  # its first actions are near the middle, so that little is clipped
     obs = np.zeros((100, 3), np.float32)
-    policy = ddpg.Policy(args, net, TORQUE, obs, actor=1)
-    policy.start_block(seed=0)
-    noise = np.array([policy.act(obs)[0] for _ in range(100)])
+    policy, rng = ddpg.Policy(args, net, TORQUE, obs, actor=1), np.random.default_rng(0)
+    noise = np.array([policy.act(obs, rng)[0] for _ in range(100)])
     noise -= net(torch.from_numpy(obs))[0].detach().numpy()
     scaled = noise / np.array([0.1 ** (1 + i / 199) for i in range(100, 200)])[:, None]
     for part in (scaled[:, :50], scaled[:, 50:]):
@@ -306,9 +303,8 @@ def test_the_replay_has_rewards_clipped_and_not_scaled_and_the_message_has_them_
     no = np.zeros(2, bool)
     env = SimpleNamespace(mask=None, step=lambda action: (np.zeros((2, 3)), rewards, no, no, {}))
     policy = SimpleNamespace(
-        start_block=lambda seed: None, act=lambda obs, mask, warm_up: (np.zeros(2, int), *np.zeros((2, 2))),
-        to_env=lambda action: action,
-    )  # fmt: skip
+        act=lambda obs, rng, mask, warm_up: (np.zeros(2, int), *np.zeros((2, 2))), to_env=lambda action: action
+    )
     collector = object.__new__(TransitionCollector)
     collector.args, collector.env, collector.policy, collector.obs = args, env, policy, np.zeros((2, 3))
     collector.channel, collector.blocks = SimpleNamespace(seed_key=(0,)), 0
