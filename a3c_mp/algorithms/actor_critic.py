@@ -77,7 +77,7 @@ class A3CSetup(Setup):
         sizes = args.unroll_length, args.num_envs
         return rollout_spec(*sizes, obs_space, action_space, net.lstm_size, args.rollout_fields)
 
-    def rounds(self, learner: Learner) -> Iterator[Rollout]:
+    def rounds(self, learner: Learner) -> Iterator[Any]:
         """Yield finite rollouts; a round is one rollout, or in order one of every actor."""
         while filled := learner.take():
             yield from rollouts(learner, filled)
