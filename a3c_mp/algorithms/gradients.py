@@ -86,9 +86,8 @@ class Outbox:
         self.reward_scale = float(self.collector.net.reward_scale)
         is_unknown = version == 0 and self.reward_scale == 1.0  # none is published yet
         if self.args.reward_scale is None and is_unknown and self.finite:
-            reward = rollout.reward.sign() if self.args.reward_clip else rollout.reward
-            stats = ReturnStats(self.args.gamma, 1, self.args.num_envs)  # of this rollout alone, as a successor's are
-            stats.update(0, reward, rollout.done)
+            stats = ReturnStats(self.args.gamma, 1, self.args.num_envs, self.args.reward_clip)
+            stats.update(0, rollout.reward, rollout.done)  # of this rollout alone, as a successor's are
             self.reward_scale = stats.scale()
         self.is_first = True
         self.action_metrics = action_metrics(self.collector.action_space, rollout)

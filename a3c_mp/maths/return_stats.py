@@ -31,8 +31,8 @@ class ReturnStats:
         self.open = torch.zeros(num_actors, 3, num_envs, dtype=torch.float64)
 
     def update(self, actor: int, rewards: Tensor, done: Tensor) -> None:
-        """Add the next steps of an actor: finite rewards [T, B], `done` bool [T, B] where games end."""
-        rewards, going_on = rewards.double(), (~done).double()
+        """Add the next steps of an actor: finite raw rewards [T, B], `done` bool [T, B] where games end."""
+        rewards, going_on = (rewards.sign() if self.is_clipped else rewards).double(), (~done).double()
         if self.sums[0] > MANY and self.largest > 0:
             rewards = rewards.clamp(-OUTLIER * self.largest, OUTLIER * self.largest)
         self.largest = torch.maximum(self.largest, rewards.abs().max())

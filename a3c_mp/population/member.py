@@ -122,7 +122,7 @@ class MemberGeneration:
         if not rewards.float().isfinite().all():  # as they are learned from
             self.state.return_stats.forget(0)
             return
-        self.state.return_stats.update(0, rewards.sign() if self.args.reward_clip else rewards, done)
+        self.state.return_stats.update(0, rewards, done)
         self.reward_scale = self.state.return_stats.scale()
         self.net.reward_scale.fill_(self.reward_scale)
 

@@ -216,8 +216,7 @@ class Learner:
             for actor, (steps, episodes, policy_lag, finite, rewards) in their_stats:
                 self.run.record_rollout(steps, episodes, actor, policy_lag)
                 if rewards and rewards[0].float().isfinite().all():
-                    reward, done = rewards
-                    self.setup.return_stats.update(actor, reward.sign() if self.args.reward_clip else reward, done)
+                    self.setup.return_stats.update(actor, *rewards)
                 elif rewards:
                     self.setup.return_stats.forget(actor)
                 if finite is not None:

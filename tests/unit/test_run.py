@@ -491,7 +491,7 @@ def test_the_scale_of_rewards_follows_what_actors_send_and_leaves_out_what_is_no
     carrier = SimpleNamespace(share=lambda net, dtype, untrained: Weights(net), start=lambda *_, **options: None)
     setup = Setup(
         net, torch.optim.SGD(net.parameters()), Slots({"reward": ((2, 2), torch.float32)}, 50),
-        ActorLayout(Discrete(2), 2, {}), ON_CPU, return_stats=ReturnStats(0.5, 2, 2), kept={},
+        ActorLayout(Discrete(2), 2, {}), ON_CPU, return_stats=ReturnStats(0.5, 2, 2, reward_clip), kept={},
     )  # fmt: skip
     setup.return_stats.open.fill_(7.0)  # of games that an exact resume could not restore
     learner = Learner(args, RunState(args, 0, steps=0, updates=0), setup, None, LearnerGroup(), carrier)
