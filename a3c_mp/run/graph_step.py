@@ -2,8 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -34,8 +33,6 @@ class GraphStep:
         self.stream = torch.cuda.Stream(self.device)  # of captures
         self.graphs: dict[Any, Any] = {}  # by what a capture depends on: what launches it; None after the first step
         self.numbers: dict[Any, tuple[float, Tensor]] = {}  # name -> (value, where graphs read it)
-        self.first_args = self.last_args = self.settings = learner.args
-        self.changing: set[str] = set()  # names of settings
         self.sums: dict[tuple[str, ...], Tensor] = {}  # of metrics with these names, and the number of steps in them
         self.skipped = torch.zeros(3, device=self.device)  # since `settle`; in a row; most in a row since `settle`
         learner.settle = self.settle
@@ -43,16 +40,20 @@ class GraphStep:
 
     def take(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics:
         """Take a step; the next one with batches of this shape overwrites the metrics that it returns."""
-        leaves, form = tree_flatten(batch)
+        first = vars(self.learner.args)
+        changed = {name: value for name, value in vars(args).items() if value != first[name]}
+        leaves, form = tree_flatten((changed, batch))
         leaves = [float(leaf) if _is_number_on_cpu(leaf) else leaf for leaf in leaves]
         inputs = [self._number(i, leaf) if isinstance(leaf, float) else leaf for i, leaf in enumerate(leaves)]
         for i, group in enumerate(self.optimizer.param_groups):
             self._number(f"learning rate {i}", group["lr"])
-        settings, constants = self._settings(args)
-        key = (gradients, loss, constants, form, *map(_kind, leaves))
+        key = (gradients, loss, form, *map(_kind, leaves))
 
         def step(inputs: list[Any]) -> Metrics:
-            return self._step(gradients, settings, loss, *tree_unflatten(inputs, form))
+            changed, batch = tree_unflatten(inputs, form)
+            settings = copy.copy(args)
+            vars(settings).update(changed)
+            return self._step(gradients, settings, loss, *batch)
 
         current = torch.cuda.current_stream(self.device)
         if key not in self.graphs:
@@ -102,8 +103,7 @@ class GraphStep:
         metrics = {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
         with torch.no_grad():
             skip = ~(self._mean(metrics["losses/grad_norm"]) + self._mean(metrics["losses/total"])).isfinite()
-            with self._numbers_on_the_gpu(skip.float()):
-                self.optimizer.step()
+            self._take_adam_step(skip.float())
             means = {name: self._mean(value) for name, value in with_diagnostics(metrics).items()}
             values = torch.stack([*means.values(), self._mean(1.0)])
             if (names := tuple(means)) not in self.sums:
@@ -119,34 +119,20 @@ class GraphStep:
             return value.to(self.device).float().mean()
         return torch.full((), value, device=self.device)
 
-    @contextmanager
-    def _numbers_on_the_gpu(self, skip: Tensor) -> Iterator[None]:
+    def _take_adam_step(self, skip: Tensor) -> None:
         """Let Adam read learning rates, and whether to `skip` the step (1 or 0), from the GPU."""
-        optimizer, own = self.optimizer, [(group["lr"], group["capturable"]) for group in self.optimizer.param_groups]
-        for i, group in enumerate(optimizer.param_groups):
+        optimizer, groups = self.optimizer, self.optimizer.param_groups
+        own = [{name: group[name] for name in ("lr", "capturable")} for group in groups]
+        for i, group in enumerate(groups):
             group["lr"] = self.numbers[f"learning rate {i}"][1]
             group["capturable"] = torch.cuda.is_current_stream_capturing()
         optimizer.grad_scale, optimizer.found_inf = None, skip  # as torch.amp.GradScaler does
         try:
-            yield
+            optimizer.step()
         finally:
             del optimizer.grad_scale, optimizer.found_inf
-            for group, (rate, capturable) in zip(optimizer.param_groups, own, strict=True):
-                group["lr"], group["capturable"] = rate, capturable
-
-    def _settings(self, args: Any) -> tuple[Any, tuple[Any, ...]]:
-        """The settings, in which numbers that change are tensors, and all others that have changed."""
-        if args is not self.last_args:
-            new = {name for name, value in vars(args).items() if value != getattr(self.first_args, name)}
-            if not new <= self.changing:
-                self.graphs.clear()  # they have them as constants
-            self.changing |= new
-            self.last_args, self.settings = args, copy.copy(args)
-            for name in self.changing:
-                if isinstance(value := getattr(args, name), float):
-                    object.__setattr__(self.settings, name, self._number(name, value))
-        values = [(name, getattr(args, name)) for name in sorted(self.changing)]
-        return self.settings, tuple(named for named in values if not isinstance(named[1], float))
+            for group, values in zip(groups, own, strict=True):
+                group.update(values)
 
     def _number(self, name: Any, value: float) -> Tensor:
         """Where graphs read a number; it is this one from now on."""

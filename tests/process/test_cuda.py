@@ -111,7 +111,7 @@ def test_a_graph_takes_the_same_steps_while_settings_and_numbers_change_and_one_
             scales = [1.0 / (1 + step), torch.tensor(num / 24)]
             chapter.gradient_step(anneal_entropy_coef(ARGS, step), learner, scaled, batch, scales)
     graphed._graph_step.settle()
-    assert len(graphed._graph_step.graphs) == 2
+    assert sum(launch is not None for launch in graphed._graph_step.graphs.values()) == 2
     assert plain.run.progress.updates == graphed.run.progress.updates == 8
     assert plain.run.counters == graphed.run.counters == {"gradients_not_finite": 1}
     for one, other in zip(plain.net.parameters(), graphed.net.parameters(), strict=True):
