@@ -39,20 +39,18 @@ def save(folder: Path, state: dict[str, Any], kind: str = "step", **origin: str)
     if not folder.parent.is_dir():
         raise CheckpointError(f"the run folder {folder.parent} was deleted")
     folder.mkdir(exist_ok=True)
-    sha256 = ""
+    manifest = {"format": FORMAT, "steps": state["steps"], **origin}
 
     def write_state(file: BinaryIO) -> None:
-        nonlocal sha256
         try:
             torch.save(state, file)
         except RuntimeError as error:  # torch's own, in place of the disk's
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         file.seek(0)  # of what is in the file: actors append to a replay while it is saved
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        manifest["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def write_manifest(file: BinaryIO) -> None:
-        content = {"format": FORMAT, "steps": state["steps"], **origin, "sha256": sha256}
-        file.write(json.dumps(content, indent=2).encode())
+        file.write(json.dumps(manifest, indent=2).encode())
 
     path = folder / f"{kind}_{state['steps']:012d}.pt"
     write_together({path: write_state, path.with_suffix(".json"): write_manifest})
