@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from os.path import exists
 from pathlib import Path
 from types import FrameType
@@ -62,11 +62,9 @@ class Run(RunState):
         self.error: BaseException | None = None  # that ended it
         self.exit_code, self.failed, self.unsaved, self._finished = 0, False, False, False
         self._makes = not exists(args.runs_dir), not run_dir.has_files(args)
-        self.folder, self.lock, note = run_dir.claim_folder(args, algorithm)
-        with ExitStack() as cleanup, run_dir.refuse_unwritable(args, self.folder):
-            cleanup.callback(self.lock.close)  # here if there is an error
+        with run_dir.claim_folder(args, algorithm) as (self.folder, self.lock, note, cleanup):
             self.log = open_log(self.folder)
-            cleanup.callback(close_log, self.log)
+            cleanup.callback(close_log, self.log)  # here if there is an error
             if note:
                 self.log.warning(note)
             self.progress = Progress(args)

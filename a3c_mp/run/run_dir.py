@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -36,43 +36,40 @@ OF_A_START = (
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # what file systems answer that cannot sync a folder
 
 
-def claim_folder(args: CommonArgs, algorithm: str) -> tuple[Path, TextIO, str]:
-    """Make, check and lock the folder of a run; return it, its lock file, and a warning if there are no locks.
+@contextmanager
+def claim_folder(args: CommonArgs, algorithm: str) -> Iterator[tuple[Path, TextIO, str, ExitStack]]:
+    """Make, check and lock the folder of a run; yield it, its lock file, a warning if there are no locks, and cleanup.
 
-    Raises ConfigError if that fails.
+    Raises ConfigError if the folder cannot be had, or written in the `with` block.
     """
     warning, flag = "", "run-name" if args.resume is None else "resume"
     with refuse_unwritable(args, args.runs_dir):
         folder = new_folder(args, algorithm) if args.resume is None else args.resume
-    with refuse_unwritable(args, folder):
+    with refuse_unwritable(args, folder), ExitStack() as cleanup:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("a+")
+        lock = cleanup.enter_context((folder / ".lock").open("a+"))
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                why = f"{folder} is in use by {f'process {pid}' if (pid := lock.read()) else 'another process'}"
-                raise ConfigError(flag, folder.name, why, "wait for it, or choose another") from None
-            except OSError as error:  # a file system without locks, as some over a network
-                warning = f"{folder} cannot be locked ({error.strerror}): see that no other run uses it"
-            lock.truncate(0)
-            lock.write(f"{os.getpid()} on {platform.node()}")
-            lock.flush()
-            if os.path.lexists(checkpoints := folder / "checkpoints"):
-                check_access(checkpoints)  # those in a folder that cannot be reached would count as none
-            if args.resume is None:
-                check_new(args, folder)
-            checkpoints.mkdir(exist_ok=True)
-            check_access(checkpoints)
-            if not tell(folder=str(folder)) and VARIABLE in os.environ:
-                why = "what a run tells the program that started it cannot be written there"
-                temporary = Path(os.environ[VARIABLE]).parents[1]
-                raise ConfigError("TMPDIR", temporary, why, "free some space, or name another folder")
-        except BaseException:
-            lock.close()
-            raise
-    return folder, lock, warning
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            why = f"{folder} is in use by {f'process {pid}' if (pid := lock.read()) else 'another process'}"
+            raise ConfigError(flag, folder.name, why, "wait for it, or choose another") from None
+        except OSError as error:  # a file system without locks, as some over a network
+            warning = f"{folder} cannot be locked ({error.strerror}): see that no other run uses it"
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} on {platform.node()}")
+        lock.flush()
+        if os.path.lexists(checkpoints := folder / "checkpoints"):
+            check_access(checkpoints)  # those in a folder that cannot be reached would count as none
+        if args.resume is None:
+            check_new(args, folder)
+        checkpoints.mkdir(exist_ok=True)
+        check_access(checkpoints)
+        if not tell(folder=str(folder)) and VARIABLE in os.environ:
+            why = "what a run tells the program that started it cannot be written there"
+            temporary = Path(os.environ[VARIABLE]).parents[1]
+            raise ConfigError("TMPDIR", temporary, why, "free some space, or name another folder")
+        yield folder, lock, warning, cleanup
 
 
 def check_access(folder: Path) -> None:

@@ -186,13 +186,13 @@ def test_starts_that_were_edited_by_hand_are_begun_again(starts, args, tmp_path)
 @pytest.mark.parametrize("moment", range(4))
 def test_the_loser_of_two_simultaneous_starts_says_that_the_run_is_in_use(moment, args):
     """Whatever the winner has made of its folder so far."""
-    winner, lock, _ = folder.claim_folder(args, "test")
-    for name in [".lock", "checkpoints/.writable", "config.json.tmp", "config.json"][1 : moment + 1]:
-        (winner / name).touch()
-    if moment == 0:
-        (winner / ".lock").write_text("")
-    with lock, pytest.raises(ConfigError, match=r"run-name=r: .* is in use by .*process.*; wait for it, or choose"):
-        a_run(replace(args, resume_or_start=True))
+    with folder.claim_folder(args, "test") as (winner, *_):
+        for name in [".lock", "checkpoints/.writable", "config.json.tmp", "config.json"][1 : moment + 1]:
+            (winner / name).touch()
+        if moment == 0:
+            (winner / ".lock").write_text("")
+        with pytest.raises(ConfigError, match=r"run-name=r: .* is in use by .*process.*; wait for it, or choose"):
+            a_run(replace(args, resume_or_start=True))
 
 
 # ---- file systems
