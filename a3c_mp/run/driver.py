@@ -6,7 +6,6 @@ them again, from the newest checkpoint. Terminal, process group and signals are 
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from a3c_mp._bootstrap import IGNORED_AT_START, PARENT_VARIABLE
+from a3c_mp._bootstrap import PARENT_VARIABLE
 from a3c_mp.config import CommonArgs, has_checkpoint
 from a3c_mp.errors import STARTED_IN, PeerLost
 from a3c_mp.processes.learners import LOST_PEER
@@ -68,9 +67,7 @@ def drive(args: CommonArgs) -> int:
         if trainer is not None:
             trainer.send_signal(signum)
 
-    for signum in SIGNALS:
-        if signum not in IGNORED_AT_START:
-            signal.signal(signum, forward)
+    script.handle_signals(forward)
     with refuse_unwritable(args, args.runs_dir):
         folder = args.resume or new_folder(args, args.algorithm)
     place = [] if args.resume else [f"--run-name={folder.name}"]

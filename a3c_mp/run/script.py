@@ -38,7 +38,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     code 128 + its number, output whose reader has gone 128 + SIGPIPE, any other error a traceback and code 1.
     """
     threads = threading.enumerate()
-    _handle_signals(_on_signal)
+    handle_signals(_on_signal)
     RUNNING.append(main)
     code: Any = 1
     report: Callable[[], object] | None = None
@@ -65,7 +65,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     if report is not None:
         console.drain()
         in_time(report)
-    _handle_signals(signal.SIG_IGN)
+    handle_signals(signal.SIG_IGN)
     end_process(code, threads)
 
 
@@ -78,14 +78,14 @@ def _importable(main: Callable[[], int]) -> Callable[[], int]:
     return getattr(module, "main" if function is not main else function.__name__, main)
 
 
-def _handle_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+def handle_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
     for signum in {*SIGNALS} - {*IGNORED_AT_START}:  # nohup ignores SIGHUP
         signal.signal(signum, handler)
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
     since = time.monotonic()  # what ends may itself wait without limit, for a simulator that the signal has ended, say
-    _handle_signals(lambda later, _: time.monotonic() < since + PATIENCE_SECONDS or os._exit(128 + later))
+    handle_signals(lambda later, _: time.monotonic() < since + PATIENCE_SECONDS or os._exit(128 + later))
     RECEIVED.append(signum)
     raise Stopped(128 + signum)
 
