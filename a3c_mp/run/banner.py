@@ -104,18 +104,13 @@ def settings_parts(args: CommonArgs) -> list[str]:
             running = settings["reward_scale"] is None
             changes.append("by the deviation of returns" if running else f"x {settings['reward_scale']:g}")
         parts.append(f"rewards {' '.join(changes) or 'as they are'}")
-    if "learning_rate_end" in settings:
-        start, end, steps = settings["learning_rate"], settings["learning_rate_end"], settings["anneal_steps"]
-        last = linear(start, end, args.total_steps, steps or args.total_steps)
-        after = f" after {steps:,} steps" if 0 < steps < args.total_steps else ""
-        parts.append(f"lr {start:g} -> {last:.4g}{after}")
-    elif "learning_rate" in settings:
+    if "learning_rate" in settings and "learning_rate_end" not in settings:
         parts.append(f"lr {settings['learning_rate']:g}")
-    if (end := settings.get("entropy_coef_end")) is not None:
-        coef, steps = settings["entropy_coef"], settings["entropy_steps"]
-        last = linear(coef, end, args.total_steps, steps or args.total_steps)
-        after = f" after {steps:,} steps" if 0 < steps < args.total_steps else ""
-        parts.append(f"entropy {coef:g} -> {last:.4g}{after}")
+    for name, field, during in ("lr", "learning_rate", "anneal_steps"), ("entropy", "entropy_coef", "entropy_steps"):
+        if (end := settings.get(f"{field}_end")) is not None:
+            start, steps = settings[field], settings[during] or args.total_steps
+            after = f" after {steps:,} steps" if steps < args.total_steps else ""
+            parts.append(f"{name} {start:g} -> {linear(start, end, args.total_steps, steps):.4g}{after}")
     return parts
 
 
