@@ -24,7 +24,6 @@ from a3c_mp.maths.return_stats import LARGEST_REWARD, ReturnStats
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots, Spec
-from a3c_mp.run.acting import choose_acting
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_memory, probe_env, set_up_torch
 from a3c_mp.wrappers import ActionScaling
@@ -41,6 +40,8 @@ class A3CSetup(Setup):
     slots_with_actors = False  # whether slots lie on the device that actors act on, else on the CPU
 
     def __init__(self, args: Any, rank: int = 0, messages: int = 1):
+        from a3c_mp.run.gpu import choose_acting  # here, as actors need none of it
+
         if getattr(args, "batch_size", 1) > args.unroll_length * args.num_envs:
             why = f"a rollout has only {args.unroll_length} * {args.num_envs} samples"
             raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --unroll-length or --num-envs")

@@ -19,7 +19,6 @@ from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import GIB, Slots, free_memory
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, writer_state_spec
-from a3c_mp.run.acting import choose_acting
 from a3c_mp.run.learner import Learner, MessageStats, Setup
 from a3c_mp.run.preflight import check_learners, check_memory, check_replay_memory, probe_env, set_up_torch
 from a3c_mp.run.progress import BAD_IN_A_ROW, RunState
@@ -93,6 +92,8 @@ class ApexSetup(Setup):
     """
 
     def __init__(self, args: Any, algo: Any, rank: int = 0):
+        from a3c_mp.run.gpu import choose_acting  # here, as actors need none of it
+
         check_learners(args)
         if getattr(args, "rollout_fields", None):
             raise ConfigError("rollout_fields", "", "actors of this chapter send no rollouts", "leave it out")

@@ -22,7 +22,6 @@ from a3c_mp.nets.build import HIDDEN, SHARED_UNITS
 from a3c_mp.nets.obs_norm import note_on_inputs
 from a3c_mp.processes.slots import cores
 from a3c_mp.run.evaluation import evaluation_seed
-from a3c_mp.run.gpu import note_on_cores
 from a3c_mp.run.mean_return import MIN_EPISODES, ReturnWindow, short_return
 from a3c_mp.run.preflight import FOUND, TRIALS
 from a3c_mp.wrappers import ActionScaling
@@ -84,6 +83,16 @@ def note_on_speed(args: CommonArgs) -> str:
     what = f"the environment takes about {rate:,.0f} steps a second, {args.actor_name}s {at_once} at a time"
     each = f"{args.num_envs * length:,} steps of each {args.actor_name}"
     return f"{what}: waiting for the first {each}, about {seconds:.0f} s"
+
+
+def note_on_cores(args: CommonArgs) -> str:
+    """Which --num-actors would use the cores of this machine, if most of them have nothing to do."""
+    learners, number = args.local_learners, cores()
+    at_most = (number - learners) // learners * learners
+    if not args.local_actors or vars(args).get("standalone") or at_most < 2 * args.local_actors:
+        return ""
+    more = f"--{args.actors_flag} {at_most} would use them"  # on CPUs the learner takes in less, and actors may wait
+    return f"; of {number} cores most are idle, {more if args.cuda else f'a higher --{args.actors_flag} may use them'}"
 
 
 def net_name(settings: Mapping[str, Any], net: Any) -> str:

@@ -1,4 +1,4 @@
-"""Checks before a run with `--cuda`: it runs kernels, shares memory, captures the net as a graph; idle cores."""
+"""Where actors compute, and checks before a run with `--cuda`: it runs kernels, shares memory, captures the net."""
 
 import os
 import pickle
@@ -14,9 +14,9 @@ import torch
 from a3c_mp.config import CommonArgs
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.errors.describe import describe
-from a3c_mp.nets.precision import acting_forward
-from a3c_mp.processes.slots import cores
+from a3c_mp.nets.precision import acting_dtype, acting_forward
 from a3c_mp.processes.spawn import remove_at_end, start_child
+from a3c_mp.run.learner import Acting
 
 DRIVERS = {"12": 525, "13": 580}  # CUDA -> oldest driver (docs.nvidia.com/deploy/cuda-compatibility)
 OPEN_SECONDS = 60.0  # longest time of a child that loads torch and opens a handle
@@ -47,6 +47,33 @@ def open_gpu(rank: int) -> torch.device:
             why += f"; the GPU is {gpu}, torch's build is for {needs}, and has kernels for {arches}"
         raise ConfigError("cuda", True, why, fix) from error
     return device
+
+
+def choose_acting(args: CommonArgs, net: Any) -> Acting:
+    """Choose where actors compute, for the learner's `net`, by `--act-on`.
+
+    With `auto` that is the GPU for images only: a net for vectors takes less time on the CPU than a launch and the way
+    back. Processes share memory of a GPU by CUDA IPC, which containers, WSL and MIG may not allow: a child tries it.
+    Raises ConfigError for `--act-on cuda` where that is impossible; see also `check_capture`.
+    """
+    device, image = net.norm.shift.device, net.norm.has_images
+    cpu = torch.device("cpu")
+    why = "" if image or args.act_on == "cuda" else "a net for vectors is faster there"
+    if device.type == "cpu":
+        if args.act_on == "cuda":
+            raise ConfigError("act-on", args.act_on, "the net is not on a GPU", "give --cuda too, or use auto")
+        return Acting(cpu, acting_dtype(args.precision, net))
+    if args.act_on != "cpu" and not why:
+        is_alone = vars(args).get("standalone", False)
+        if not (why := "" if is_alone else why_not_shared(device)):
+            check_capture(args, net)
+            how = "" if is_alone else ", with the learner's weights in shared GPU memory (CUDA IPC)"
+            return Acting(device, acting_dtype(args.precision, net), f"actors act on {device}{how}")
+        why = f"processes cannot share memory of the GPU: {why}"
+        if args.act_on == "cuda":
+            raise ConfigError("act-on", args.act_on, why, "use auto or cpu")
+    note = f"actors act on the CPU ({why or '--act-on cpu'}); weights and what actors send pass through pinned memory"
+    return Acting(cpu, acting_dtype(args.precision, net, cpu), note)
 
 
 def check_capture(args: Any, net: Any) -> None:
@@ -111,13 +138,3 @@ def _open(handle: bytes, pipe: Connection) -> None:
     with suppress(OSError):
         pipe.send(why)
     os._exit(0)
-
-
-def note_on_cores(args: CommonArgs) -> str:
-    """Which --num-actors would use the cores of this machine, if most of them have nothing to do."""
-    learners, number = args.local_learners, cores()
-    at_most = (number - learners) // learners * learners
-    if not args.local_actors or vars(args).get("standalone") or at_most < 2 * args.local_actors:
-        return ""
-    more = f"--{args.actors_flag} {at_most} would use them"  # on CPUs the learner takes in less, and actors may wait
-    return f"; of {number} cores most are idle, {more if args.cuda else f'a higher --{args.actors_flag} may use them'}"

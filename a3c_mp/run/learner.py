@@ -25,8 +25,15 @@ from a3c_mp.processes.pool import Filled, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
 from a3c_mp.processes.workers import Workers
-from a3c_mp.run.acting import Acting
 from a3c_mp.run.progress import BAD_IN_A_ROW, NonFiniteFilter, RunState, count
+
+
+class Acting(NamedTuple):
+    """Device and dtype of the nets of actors, and a line for the log about how weights reach them."""
+
+    device: torch.device
+    dtype: torch.dtype
+    note: str = ""
 
 
 @dataclass

@@ -14,7 +14,7 @@ from a3c_mp import wrappers
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes import slots
-from a3c_mp.run import acting, gpu
+from a3c_mp.run import gpu
 from a3c_mp.run import preflight as limits
 from a3c_mp.run.preflight import check_limits, check_processes
 from a3c_mp.wrappers import ImageAndVector
@@ -179,7 +179,7 @@ def test_actors_act_on_the_gpu_where_that_is_faster_and_possible(act_on, image, 
     space = Box(0, 255, (4, 84, 84) if image is True else (4,), np.uint8)
     space = ImageAndVector((3, 84, 84), space) if image == "beside a vector" else space
     net = make_actor_critic(space, Discrete(2)).to("meta")
-    found = acting.choose_acting(SimpleNamespace(act_on=act_on, precision="fp32"), net)
+    found = gpu.choose_acting(SimpleNamespace(act_on=act_on, precision="fp32"), net)
     assert (found.device, found.dtype) == (torch.device(device), torch.float32)
     assert found.note.startswith(note)
 
@@ -190,7 +190,7 @@ def test_a_gpu_that_is_asked_for_and_cannot_be_shared_is_refused(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"^act-on=cuda: processes cannot share memory of the GPU: no handle; use auto"
     ):
-        acting.choose_acting(SimpleNamespace(act_on="cuda", precision="fp32"), net)
+        gpu.choose_acting(SimpleNamespace(act_on="cuda", precision="fp32"), net)
 
 
 @pytest.mark.usefixtures("forked")

@@ -28,13 +28,11 @@ from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.prints import prints
 from a3c_mp.processes.slots import Slots
 from a3c_mp.processes.weights import Weights
-from a3c_mp.run import checkpointer, display, gpu
-from a3c_mp.run.acting import Acting
-from a3c_mp.run.banner import error_summary, resume_command, settings_parts
+from a3c_mp.run import banner, checkpointer, display
+from a3c_mp.run.banner import error_summary, note_on_cores, resume_command, settings_parts
 from a3c_mp.run.checkpoint import list_checkpoints
 from a3c_mp.run.display import open_log
-from a3c_mp.run.gpu import note_on_cores
-from a3c_mp.run.learner import Learner, MessageStats, Setup
+from a3c_mp.run.learner import Acting, Learner, MessageStats, Setup
 from a3c_mp.run.mean_return import MIN_EPISODES
 from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
@@ -211,7 +209,7 @@ def test_the_log_says_which_learning_rate_a_run_ends_with_and_where_rewards_are_
     [(2, 1, None), (4, 1, None), (5, 1, 4), (16, 1, 15), (16, 2, 14), (7, 3, None)],
 )
 def test_a_run_says_how_many_actors_would_use_the_cores(cores, num_learners, suggested, monkeypatch):
-    monkeypatch.setattr(gpu, "cores", lambda: cores)
+    monkeypatch.setattr(banner, "cores", lambda: cores)
     args = SimpleNamespace(local_actors=2, actors_flag="num-actors", local_learners=num_learners, cuda=True)
     text = f"; of {cores} cores most are idle, --num-actors {suggested} would use them" if suggested else ""
     assert note_on_cores(args) == text

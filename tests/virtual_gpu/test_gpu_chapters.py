@@ -96,7 +96,7 @@ WAITS = {
 WITH_OTHERS = {"progress.NonFiniteFilter.check": {"update": 1}}
 """and where there are several learners, who take steps without a graph"""
 NOW_AND_THEN = (
-    "checkpoint.", "metrics.", "evaluation.", "spawn.", "gpu.", "acting.", "precision.acting_forward",
+    "checkpoint.", "metrics.", "evaluation.", "spawn.", "gpu.", "precision.acting_forward",
     "precision.as_graph", "collector.RolloutCollector.__init__", "actor.Memory.place", "actor_critic.A3CSetup",
     "apex.ApexSetup", "graph_step.GraphStep._capture", "graph_step.GraphStep.take_means", "train_a3c_grad.actor",
     "learner_group.", "weights.Weights.load_state_dict",
