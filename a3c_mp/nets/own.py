@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from a3c_mp.errors import STARTED_IN, ConfigError
+from a3c_mp.errors import STARTED_IN, ConfigError, describe, is_missing
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import ActionHead
 from a3c_mp.nets.layers import image_shape
@@ -56,8 +56,6 @@ def make_own_net(
         net = wrap(ObsNorm(shape, image_shape(obs_space)), body)
         _check_own_net(net, shape, shapes)
     except Exception as error:  # code of the user's own can raise anything
-        from a3c_mp.errors.describe import describe, is_missing
-
         if module not in sys.modules and not is_missing(error, module):
             fix = "correct it"
         raise ConfigError("net", name, describe(error), fix) from error

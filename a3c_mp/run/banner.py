@@ -14,8 +14,7 @@ from typing import Any
 from torch import nn
 
 from a3c_mp.config import CommonArgs, flag_name
-from a3c_mp.errors import A3CError, ConfigError
-from a3c_mp.errors.describe import describe
+from a3c_mp.errors import A3CError, ConfigError, describe
 from a3c_mp.maths.schedules import linear
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.build import HIDDEN, SHARED_UNITS

@@ -21,8 +21,7 @@ from gymnasium.spaces.utils import flatdim
 from torch import Tensor, nn
 
 from a3c_mp.data.episodes import Episode
-from a3c_mp.errors import ConfigError, one_line
-from a3c_mp.errors.describe import describe
+from a3c_mp.errors import ConfigError, describe, one_line
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import num_outputs, num_params
 from a3c_mp.run.evaluate import Policy

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from a3c_mp.config import CommonArgs
-from a3c_mp.errors import ConfigError, one_line
-from a3c_mp.errors.describe import describe
+from a3c_mp.errors import ConfigError, describe, one_line
 from a3c_mp.nets.precision import acting_dtype, acting_forward
 from a3c_mp.processes.spawn import remove_at_end, start_child
 from a3c_mp.run.learner import Acting

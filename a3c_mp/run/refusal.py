@@ -8,8 +8,7 @@ from contextlib import suppress
 from gymnasium.envs import registration
 
 from a3c_mp import wrappers
-from a3c_mp.errors import ConfigError, one_line
-from a3c_mp.errors.describe import describe, is_missing
+from a3c_mp.errors import ConfigError, describe, is_missing, one_line
 
 
 def refusal_of(error: BaseException, env_id: str) -> ConfigError:
