@@ -17,8 +17,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from a3c_mp.errors import ConfigError
 
 FORMAT = 3  # of checkpoints and `config.json`; a run of another format cannot be resumed
-
-
 PLACE = {"resume", "resume_or_start", "run_name", "runs_dir"}  # settings that say where a run is
 
 

@@ -76,10 +76,7 @@ def choose_acting(args: CommonArgs, net: Any) -> Acting:
 
 
 def check_capture(args: Any, net: Any) -> None:
-    """Raise ConfigError if the forward pass of a net of the user's own cannot be captured as a CUDA graph.
-
-    What the host waits for cannot be in one.
-    """
+    """Raise ConfigError if the forward pass of a net of the user's own cannot be captured as a CUDA graph."""
     if ":" not in getattr(args, "net", "") or not args.cuda_graph:
         return
     dtype = torch.uint8 if net.norm.image else torch.float32
@@ -93,10 +90,8 @@ def check_capture(args: Any, net: Any) -> None:
         acting_forward(args, net, obs)
     except RuntimeError as error:
         why = f"actors launch it as a CUDA graph, which failed ({cause_of(error)})"
-        fix = (
-            "leave out what waits for the GPU (item, cpu, a tensor in an if, masks as indices), or give --no-cuda-graph"
-        )
-        raise ConfigError("net", args.net, why, fix) from error
+        fix = "leave out what waits for the GPU (item, cpu, a tensor in an if, masks as indices)"
+        raise ConfigError("net", args.net, why, f"{fix}, or give --no-cuda-graph") from error
 
 
 def cause_of(error: BaseException) -> str:

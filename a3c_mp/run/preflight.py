@@ -112,10 +112,7 @@ def _in_gib(needed: int, free: int) -> tuple[float, float]:
 
 
 def check_system() -> None:
-    """Raise ConfigError on anything but Linux on a processor whose order of loads and stores is known.
-
-    It comes before anything is allocated, and also does `check_temporary_folder`.
-    """
+    """Raise ConfigError on anything but Linux on a processor whose order of loads and stores is known."""
     if (system := platform.system()) != "Linux":
         why = "processes share memory (memfd_create) and end with their parent (prctl) by calls that only Linux has"
         raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
@@ -136,10 +133,7 @@ def find_temporary_folder() -> str:
 
 
 def check_temporary_folder() -> None:
-    """Raise ConfigError if there is none that can be written: torch's optimizers need it, and nodes their sockets.
-
-    Where the folder that is meant for torch cannot be made, torch gets one below it.
-    """
+    """Raise ConfigError if there is none that can be written: torch's optimizers need it, and nodes their sockets."""
     default = os.path.join(find_temporary_folder(), f"torchinductor_{os.getuid()}")
     for folder in (os.environ.get(TORCH_FOLDER) or default, default):
         with suppress(OSError):
@@ -150,10 +144,7 @@ def check_temporary_folder() -> None:
 
 
 def check_processes(num_actors: int, others: int = 0, flag: str = "num-actors") -> None:
-    """Raise ConfigError, which names `flag`, if memory or open files do not suffice for actors and other processes.
-
-    The soft limit of open files is raised to the hard one, as nodes that connect take files, too.
-    """
+    """Raise ConfigError, which names `flag`, if memory or open files do not suffice for actors and other processes."""
     if (needed := (num_actors + others) * ACTOR_BYTES) > (free := free_memory()):
         why = f"that takes {needed // MIB:,} MiB of memory at least, {free // MIB:,} MiB is free"
         raise ConfigError(flag, num_actors, why, "lower it")
@@ -162,7 +153,7 @@ def check_processes(num_actors: int, others: int = 0, flag: str = "num-actors") 
     if hard != resource.RLIM_INFINITY and hard < files:
         why = f"that takes {files} open files, {hard} are allowed"
         raise ConfigError(flag, num_actors, why, "lower it, or raise the limit (ulimit -Hn)")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # nodes that connect take files, too
 
 
 def check_replay_memory(replay_size: int, needed: int) -> None:
@@ -220,10 +211,9 @@ def probe_env(
                 raise ConfigError("env-id", env_id, f"its {what} have no numbers", "give them one, if only a constant")
         try:
             TRIALS[env_id] = check_contract(env)
-        except wrappers.BrokenContract:
-            raise
-        except Exception:  # an actor reports it, with its traceback
-            pass
+        except Exception as error:
+            if isinstance(error, wrappers.BrokenContract):  # an actor reports others, with their traceback
+                raise
         with suppress(Exception):
             masked = wrappers.mask_in(env.reset(seed=0)[1], action_space) is not None
     except (KeyboardInterrupt, Stopped, ConfigError):

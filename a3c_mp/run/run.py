@@ -73,8 +73,7 @@ class Run(RunState):
                 if not args.evaluates_elsewhere:
                     from a3c_mp.run import evaluate  # here, as most runs are not evaluated
 
-                    make_policy = make_policy or evaluate.make_policy
-                    self.progress.evals.evaluator = evaluate.EvaluatorProcess(self, make_policy)
+                    self.progress.evals.evaluator = evaluate.EvaluatorProcess(self, make_policy or evaluate.make_policy)
             self.checkpointer = Checkpointer(self, optimizer, extra or {})
             if args.resume is not None:
                 refuse_ended(self.folder, self.progress)
