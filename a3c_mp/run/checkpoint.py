@@ -125,18 +125,16 @@ def load_newest(
     skipped = list[CheckpointError]()
     for path in list_checkpoints(folder):
         try:
-            state = load(path, **origin)
-            try:
-                restore(state, path)
-            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-                why = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
-                raise CheckpointError(f"{path} does not fit these settings: {why}") from error
+            restore(load(path, **origin), path)
         except CheckpointError as error:
             skipped.append(error)
-            continue
-        for skip in skipped:
-            warn(f"checkpoint skipped: {skip}")
-        return path
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            why = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+            skipped.append(CheckpointError(f"{path} does not fit these settings: {why}"))
+        else:
+            for skip in skipped:
+                warn(f"checkpoint skipped: {skip}")
+            return path
     if skipped:
         older = f"; {len(skipped) - 1} older skipped too" if len(skipped) > 1 else ""
         raise CheckpointError(f"{skipped[0]}{older}")

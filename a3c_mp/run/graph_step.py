@@ -32,7 +32,7 @@ class GraphStep:
         self.learner, self.device, self.optimizer = learner, learner.device, learner.optimizer
         self.stream = torch.cuda.Stream(self.device)  # of captures
         self.graphs: dict[Any, Any] = {}  # by what a capture depends on: what launches it; None after the first step
-        self.numbers: dict[Any, tuple[float, Tensor]] = {}  # name -> (value, where graphs read it)
+        self.numbers: dict[int, tuple[float, Tensor]] = {}  # place in the tree -> (value, where graphs read it)
         self.sums: dict[tuple[str, ...], Tensor] = {}  # of metrics with these names, and the number of steps in them
         self.skipped = torch.zeros(3, device=self.device)  # since `settle`; in a row; most in a row since `settle`
         learner.settle = self.settle
@@ -42,18 +42,17 @@ class GraphStep:
         """Take a step; the next one with batches of this shape overwrites the metrics that it returns."""
         first = vars(self.learner.args)
         changed = {name: value for name, value in vars(args).items() if value != first[name]}
-        leaves, form = tree_flatten((changed, batch))
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        leaves, form = tree_flatten((changed, rates, batch))
         leaves = [float(leaf) if _is_number_on_cpu(leaf) else leaf for leaf in leaves]
         inputs = [self._number(i, leaf) if isinstance(leaf, float) else leaf for i, leaf in enumerate(leaves)]
-        for i, group in enumerate(self.optimizer.param_groups):
-            self._number(f"learning rate {i}", group["lr"])
         key = (gradients, loss, form, *map(_kind, leaves))
 
         def step(inputs: list[Any]) -> Metrics:
-            changed, batch = tree_unflatten(inputs, form)
+            changed, rates, batch = tree_unflatten(inputs, form)
             settings = copy.copy(args)
             vars(settings).update(changed)
-            return self._step(gradients, settings, loss, *batch)
+            return self._step(gradients(settings, self.learner, loss, *batch), rates)
 
         current = torch.cuda.current_stream(self.device)
         if key not in self.graphs:
@@ -97,13 +96,12 @@ class GraphStep:
 
         return launch
 
-    def _step(self, gradients: Callable[..., Metrics], settings: Any, loss: Any, *batch: Any) -> Metrics:
-        """What one step computes; returns the metrics of the gradient."""
-        found = gradients(settings, self.learner, loss, *batch)
+    def _step(self, found: Metrics, rates: list[Tensor]) -> Metrics:
+        """What one step computes with a gradient and its metrics; returns them."""
         metrics = {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
         with torch.no_grad():
             skip = ~(self._mean(metrics["losses/grad_norm"]) + self._mean(metrics["losses/total"])).isfinite()
-            self._take_adam_step(skip.float())
+            self._take_adam_step(rates, skip.float())
             means = {name: self._mean(value) for name, value in with_diagnostics(metrics).items()}
             values = torch.stack([*means.values(), self._mean(1.0)])
             if (names := tuple(means)) not in self.sums:
@@ -119,13 +117,12 @@ class GraphStep:
             return value.to(self.device).float().mean()
         return torch.full((), value, device=self.device)
 
-    def _take_adam_step(self, skip: Tensor) -> None:
+    def _take_adam_step(self, rates: list[Tensor], skip: Tensor) -> None:
         """Let Adam read learning rates, and whether to `skip` the step (1 or 0), from the GPU."""
         optimizer, groups = self.optimizer, self.optimizer.param_groups
         own = [{name: group[name] for name in ("lr", "capturable")} for group in groups]
-        for i, group in enumerate(groups):
-            group["lr"] = self.numbers[f"learning rate {i}"][1]
-            group["capturable"] = torch.cuda.is_current_stream_capturing()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"], group["capturable"] = rate, torch.cuda.is_current_stream_capturing()
         optimizer.grad_scale, optimizer.found_inf = None, skip  # as torch.amp.GradScaler does
         try:
             optimizer.step()
@@ -134,12 +131,12 @@ class GraphStep:
             for group, values in zip(groups, own, strict=True):
                 group.update(values)
 
-    def _number(self, name: Any, value: float) -> Tensor:
+    def _number(self, i: int, value: float) -> Tensor:
         """Where graphs read a number; it is this one from now on."""
-        before, place = self.numbers.get(name) or (value, torch.full((), value, device=self.device))
+        before, place = self.numbers.get(i) or (value, torch.full((), value, device=self.device))
         if value != before:
             place.fill_(value)
-        self.numbers[name] = value, place
+        self.numbers[i] = value, place
         return place
 
     def settle(self) -> None:

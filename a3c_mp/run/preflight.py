@@ -7,10 +7,9 @@ import os
 import platform
 import resource
 import tempfile
-import typing
 from contextlib import suppress
 from types import UnionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import gymnasium
 import numpy as np
@@ -97,8 +96,7 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
             by_actor = acting - params + args.actors_learn * (obs // OBS_COPIES) * width  # a rollout in host memory
     needed, free = besides + 4 * (args.local_actors * by_actor + args.local_learners * by_learner), free_memory()
     if needed > free:
-        sizes = f"observations {obs_space.shape} and nets of {params:,} parameters take about"
-        why = "{} {:.1f} GiB, {:.1f} GiB is free".format(sizes, *_in_gib(needed, free))
+        why = f"observations {obs_space.shape} and nets of {params:,} parameters take about {_in_gib(needed, free)}"
         fix = f"lower --{args.actors_flag}, --num-envs or the length of rollouts"
         if width > WIDE:
             smaller = "set --frame-size 84" if is_image(obs_space) else "make its observations smaller"
@@ -106,9 +104,9 @@ def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:
         raise ConfigError("num-envs", args.num_envs, why, fix)
 
 
-def _in_gib(needed: int, free: int) -> tuple[float, float]:
+def _in_gib(needed: int, free: int) -> str:
     """What is needed, rounded up, and what is free, rounded down, to a tenth of a GiB."""
-    return math.ceil(10 * needed / GIB) / 10, math.floor(10 * free / GIB) / 10
+    return f"{math.ceil(10 * needed / GIB) / 10:.1f} GiB, {math.floor(10 * free / GIB) / 10:.1f} GiB is free"
 
 
 def check_system() -> None:
@@ -159,11 +157,11 @@ def check_processes(num_actors: int, others: int = 0, flag: str = "num-actors") 
 def check_replay_memory(replay_size: int, needed: int) -> None:
     """Raise ConfigError if a replay of `needed` bytes, of all learners together, does not fit into memory."""
     if needed > (free := free_memory()):
-        why = "the replay needs {:.1f} GiB, {:.1f} GiB is free".format(*_in_gib(needed, free))
+        why = f"the replay needs {_in_gib(needed, free)}"
         raise ConfigError("replay-size", replay_size, why, "lower --replay-size")
 
 
-def check_learners(args: typing.Any) -> None:
+def check_learners(args: Any) -> None:
     """Raise ConfigError unless all learners get the same number of actors, and with CUDA a GPU each."""
     num_learners = args.num_learners
     if args.num_actors % num_learners:
@@ -236,7 +234,7 @@ def _check_actions(space: gymnasium.Space, kinds: type[gymnasium.Space] | UnionT
     is_float = isinstance(space, Box) and space.dtype.kind == "f"
     if isinstance(space, kinds) and (is_float or not isinstance(space, Box)):
         return
-    names = [kind.__name__ for kind in typing.get_args(kinds) or (kinds,)]
+    names = [kind.__name__ for kind in get_args(kinds) or (kinds,)]
     needed = ", ".join(f"{name} of floating-point numbers" if name == "Box" else name for name in names)
     fix = "give --wrapper module:Class, a gymnasium.ActionWrapper of your own"
     if kinds in (Discrete, Box) and (is_float or isinstance(space, Discrete)):

@@ -84,7 +84,6 @@ SIGNS: dict[str, Sign] = {
         "compare it with `play.py --random`",
     ),
 }
-"""name -> sign"""
 
 
 def has_risen(first: list[float], last: list[float]) -> bool:
