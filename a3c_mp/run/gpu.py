@@ -17,7 +17,6 @@ from a3c_mp.nets.precision import acting_dtype, acting_forward
 from a3c_mp.processes.spawn import remove_at_end, start_child
 from a3c_mp.run.learner import Acting
 
-DRIVERS = {"12": 525, "13": 580}  # CUDA -> oldest driver (docs.nvidia.com/deploy/cuda-compatibility)
 OPEN_SECONDS = 60.0  # longest time of a child that loads torch and opens a handle
 
 
@@ -29,7 +28,7 @@ def open_gpu(rank: int) -> torch.device:
     version, leave = torch.version.cuda, "leave --cuda out (resumed: give --no-cuda)"
     if version is None:
         raise ConfigError("cuda", True, "this torch has no CUDA", f"{leave}, or install a CUDA build of torch")
-    driver = DRIVERS.get(version.split(".")[0])
+    driver = {"12": 525, "13": 580}.get(version.split(".")[0])  # oldest: docs.nvidia.com/deploy/cuda-compatibility
     needs = f"CUDA {version}" + (f", which needs driver {driver} or newer" if driver else "")
     fix = f"{leave}, or see nvidia-smi and docs/gpu.md"
     if not torch.cuda.is_available():
