@@ -40,8 +40,8 @@ ALGORITHMS = {
 
 def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: tuple[Any, ...]) -> Callable[..., Any]:
     """An actor on some node: that of chapter 3 or 4, with memory of its own whose content is sent after each call."""
-    packer, weights, replay, spaces = setup
-    weights.device = ray_trainer.check_node(args, spaces, channel.actor + 1)  # a GPU where Ray gives it one
+    packer, weights, replay, check_node = setup
+    weights.device = check_node(channel.actor + 1)  # a GPU where Ray gives it one
     fields, states = packer.empty(), SentStates(args.deterministic)
     rows = replay and Outbox(replay, args.block_length, args.n_step, channel.restored)  # dqn: for a replay shard
     channel.memory = memory = Memory(OneSlot(fields), weights, states, weights.dtype, args.in_order, rows and rows.ring)
@@ -75,18 +75,17 @@ class RayCarrier:
             memory.states.write(slot, lambda: state)
             return (*payload, rows) if memory.more else payload
 
-        setup = self.cluster.packer, memory.weights.reader(), memory.more, self.cluster.spaces
+        setup = self.cluster.packer, memory.weights.reader(), memory.more, self.cluster.check_node
         parts = node_actor, (make_actor, args, setup), store
         return Fleet(self.session, *parts, needs=self.cluster.needs, **pool)
 
 
 def train(args: Any, algorithm: Chapter, start: Any) -> Run:
     """Train on a cluster, as its trainer 0; returns the run once it is over."""
-    joining = ray_trainer.Joining(args, start)
-    setup = joining.make_setup(algorithm.setup)
+    setup = ray_trainer.make_setup(args, algorithm.setup, start)
     with (
         Run(args, args.algorithm, setup.net, setup.optimizer, setup.saved, setup.make_policy) as run,
-        joining.join_cluster(run, setup) as cluster,
+        ray_trainer.join_cluster(run, setup, start) as cluster,
         cluster.learners(run, RayCarrier, algorithm) as group,
         Learner(args, run, setup, algorithm.actor, group, RayCarrier(cluster)) as trainer,
         cluster.watch(trainer),

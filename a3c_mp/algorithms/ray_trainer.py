@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -26,6 +27,7 @@ from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled, WorkerEvent
+from a3c_mp.processes.slots import MIB
 from a3c_mp.replay import Shards
 from a3c_mp.run.driver import Start
 from a3c_mp.run.gpu import open_gpu
@@ -35,7 +37,6 @@ from a3c_mp.run.progress import RunState
 from a3c_mp.run.run import Run
 from a3c_mp.seeds import DRAWS, SHARD, derive_seeds
 
-MIB = 2**20
 HELD = 2  # further results that the object store may hold: one that is copied, one that is freed late
 TRAINER_MEMORY = 300 * MIB
 """of a trainer with a small net; Ray would put one that needs nothing on a random node, whatever it is asked for"""
@@ -98,49 +99,42 @@ class RayDqnSetup(ApexSetup):
         return stats
 
 
-class Joining:
-    """How a trainer gets its setup and joins its cluster."""
+def make_setup(args: Any, make: Callable[[Any], Setup], start: Start) -> Setup:
+    """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
+    check(args)
+    setup = make(args)
+    assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
+    if args.cuda or args.actor_gpus:
+        share = args.actor_gpus
+        on = f"GPUs of their nodes, each on {share:g} of one" if share else "CPUs of their nodes"
+        setup.acting = setup.acting._replace(note=f"actors act on the {on} (--actor-gpus)")
+    if args.address is None:
+        check_store(store_bytes(args, setup), args.num_actors, store_folder())
+    else:  # its places may not be free again yet where this is a restart
+        needs = None if start.restarts else needs_of_actor(args)
+        check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs)
+    return setup
 
-    def __init__(self, args: Any, start: Start):
-        self.args, self.start = args, start
 
-    def make_setup(self, make: Callable[[Any], Setup]) -> Setup:
-        """Make nets, optimizer and slots of the trainer. Raises ConfigError, also for a cluster that cannot be used."""
-        args = self.args
-        check(args)
-        setup = make(args)
-        assert setup.more is None or isinstance(setup.more, ReplaySpec), "nodes have no memory that actors could share"
-        if args.cuda or args.actor_gpus:
-            share = args.actor_gpus
-            on = f"GPUs of their nodes, each on {share:g} of one" if share else "CPUs of their nodes"
-            setup.acting = setup.acting._replace(note=f"actors act on the {on} (--actor-gpus)")
-        if args.address is None:
-            check_store(store_bytes(args, setup), args.num_actors, store_folder())
-        else:  # its places may not be free again yet where this is a restart
-            needs = None if self.start.restarts else needs_of_actor(args)
-            check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs)
-        return setup
-
-    @contextmanager
-    def join_cluster(self, run: Run, setup: Setup) -> Iterator[Connection]:
-        """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
-        args = self.args
-        run.count_time_from(self.start.since)
-        address = None if args.address is None else find_cluster(args.address, args.token_file)
-        num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
-        sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
-        own_node = [f"--{name}={size}" for name, size in sizes.items()]
-        with Session(address, run.log.warning, own_node, args.placement) as session:
-            session.is_restart = self.start.restarts > 0
-            if args.trainer_gpus:
-                check_gpu(args, session.reserve_gpu(args.trainer_gpus))
-            nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
-            cpus, gpus = session.state.sums("CPU")[1], session.state.sums("GPU")[1]
-            size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs" + (
-                f", {amount_of('GPU', gpus)}" if gpus else ""
-            )
-            run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
-            yield Connection(args, session, setup)
+@contextmanager
+def join_cluster(run: Run, setup: Setup, start: Start) -> Iterator[Connection]:
+    """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
+    args: Any = run.args
+    run.count_time_from(start.since)
+    address = None if args.address is None else find_cluster(args.address, args.token_file)
+    num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
+    sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
+    own_node = [f"--{name}={size}" for name, size in sizes.items()]
+    with Session(address, run.log.warning, own_node, args.placement) as session:
+        session.is_restart = start.restarts > 0
+        if args.trainer_gpus:
+            check_gpu(args, session.reserve_gpu(args.trainer_gpus))
+        nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
+        (_, cpus), (_, gpus) = map(session.state.sums, ("CPU", "GPU"))
+        size = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {cpus:g} CPUs"
+        size += f", {amount_of('GPU', gpus)}" if gpus else ""
+        run.log.info(f"Ray cluster{where}: {size}; {args.num_actors} actors wanted (--num-actors)")
+        yield Connection(args, session, setup)
 
 
 class Connection:
@@ -149,7 +143,8 @@ class Connection:
     def __init__(self, args: Any, session: Session, setup: Setup):
         self.session, self.needs = session, needs_of_actor(args)
         self.packer = packer_of(args, setup)
-        self.spaces = FOUND[args.env_id][:2] if args.address else None  # None: no other machine makes the environment
+        spaces = FOUND[args.env_id][:2] if args.address else None  # None: no other machine makes the environment
+        self.check_node = partial(check_node, args, spaces)
         self._explain: Callable[[Any], Any] = lambda error: error
 
     def learners(self, run: Run, make_carrier: Callable[[Connection], Any], algorithm: Any) -> AbstractContextManager:
@@ -157,20 +152,17 @@ class Connection:
         args: Any = run.args
         if getattr(args, "num_learners", 1) == 1:
             return nullcontext(LearnerGroup())
-
-        def places() -> int:
-            return int(self.session.state.sums("CPU")[0])
-
+        session = self.session
         # A run that has just ended may hold its places for a moment.
         # In a deterministic round all actors have their part, elsewhere one of each trainer is enough.
         name = "num_actors" if args.deterministic else "num_learners"
         needed = getattr(args, name)
-        if not self.session.is_restart and not self.session.wait_for(lambda: places() >= needed):
-            why = f"actors need {needed} places at least, the cluster has {places()} free"
+        if not session.is_restart and not session.wait_for(lambda: session.state.sums("CPU")[0] >= needed):
+            why = f"actors need {needed} places at least, the cluster has {int(session.state.sums('CPU')[0])} free"
             raise ConfigError(flag_name(name), needed, why, "lower it, or add a node")
-        parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup
         needs = {"memory": TRAINER_MEMORY, "GPU": args.trainer_gpus}
-        learners = RayLearners(self.session, needs, run, peer, *parts)
+        parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup
+        learners = RayLearners(session, needs, run, peer, *parts)
         self._explain = learners.explain
         return learners
 
@@ -195,11 +187,9 @@ class Connection:
             yield
 
 
-def peer(
-    group: LearnerGroup, session: Session, args: Any, steps: int, updates: int,
-    make_carrier: Callable[[Connection], Any], actor: Any, train: Any, make: Any,
-) -> None:  # fmt: skip
-    """Run a trainer besides the first, in its process."""
+def peer(group: LearnerGroup, session: Session, args: Any, steps: int, updates: int, *parts: Any) -> None:
+    """Run a trainer besides the first, in its process: `parts` are its carrier, actor, train and setup."""
+    make_carrier, actor, train, make = parts
     setup, run = make(args, group.rank), RunState(args, group.rank, steps, updates)
     with Learner(args, run, setup, actor, group, make_carrier(Connection(args, session, setup))) as learner:
         session.warn = lambda text: learner.report(WorkerEvent(-1, text, replaced=False))  # the first one logs it
@@ -244,16 +234,12 @@ def store_bytes(args: Any, setup: Setup) -> int:
     weights = learners * sum(4 * tensor.numel() for tensor in setup.net.state_dict().values())
     messages = args.num_actors * setup.layout.slots_per_actor + HELD * learners
     size = messages * packer_of(args, setup).nbytes + 4 * weights + (args.num_actors + HELD) * MIB
-    return max(size + (replay_bytes(args, setup.more) if setup.more else 0), LEAST_STORE)
-
-
-def replay_bytes(args: Any, spec: ReplaySpec) -> int:
-    """Bytes of rows and batches of a replay in the object store, at most."""
-    space: Any = spec.obs_space
-    obs = int(np.prod(space.shape)) * space.dtype.itemsize
-    block = 2 * args.block_length * args.num_envs * (obs // spec.stack + 64)
-    batches = args.local_learners * (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
-    return args.num_actors * (args.blocks_in_flight + HELD) * block + batches
+    if setup.more is not None:  # rows and batches of a replay
+        obs = int(np.prod(setup.more.obs_space.shape)) * setup.more.obs_space.dtype.itemsize
+        block = 2 * args.block_length * args.num_envs * (obs // setup.more.stack + 64)
+        size += args.num_actors * (args.blocks_in_flight + HELD) * block
+        size += learners * (args.prefetch + HELD) * args.batch_size * (2 * obs + 64)
+    return max(size, LEAST_STORE)
 
 
 def check_store(needed: int, num_actors: int, folder: str) -> None:
