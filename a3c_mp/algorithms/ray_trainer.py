@@ -66,23 +66,20 @@ class RayDqnSetup(ApexSetup):
 
         def start(number: int) -> Any:
             in_run = own.start + number
-            actors = len(range(number, len(learner.own), len(own)))
-            seed = derive_seeds(args.seed, in_run, SHARD)
+            actors, (_, seed) = len(learner.own[number :: len(own)]), derive_seeds(args.seed, in_run, SHARD)
             size = Shards.bytes_needed(*self.more.sizes(actors, args.rows_per_lane))
             needs = {} if args.address is None else {"memory": size}  # that of this machine has been checked
-            content = self.more, actors, args.rows_per_lane, args.priority_exponent, seed[1]
+            content = self.more, actors, args.rows_per_lane, args.priority_exponent, seed
             return session.start(shard_class, content, needs, session.state.free, name=f"replay shard {in_run}")
 
         self.replay = replay = RemoteReplay(
-            session, start, len(learner.own), len(own), batch_size=args.batch_size,
-            ahead=0 if args.deterministic else args.prefetch, seed=derive_seeds(args.seed + rank, DRAWS)[1],
-            max_restarts=args.max_restarts, should_stop=run.is_interrupted, device=learner.device,
-            repeats=args.num_learners > 1, first_shard=own.start, first_actor=learner.own.start,
+            session, start, args, own, learner.own, seed=derive_seeds(args.seed + rank, DRAWS)[1],
+            should_stop=run.is_interrupted, device=learner.device,
         )  # fmt: skip
         if rank == 0:
             run.metrics.gauges["replay/size"] = lambda: float(replay.size)
-            size = lambda: args.num_learners * replay.size  # noqa: E731
-            apex.show_replay(run, args, self.limiter, size, "replay shards are not saved:")
+            why = "replay shards are not saved:"
+            apex.show_replay(run, args, self.limiter, lambda: args.num_learners * replay.size, why)
 
     def sampler(self, args: Any) -> AbstractContextManager[Any]:
         return nullcontext(self.replay)  # which requests batches ahead

@@ -131,24 +131,23 @@ class ReplayShard:
 class RemoteReplay:
     """The trainer's end: sampling from all shards in proportion to priority, with the calls of `Replay` and `Prefetch`.
 
-    `start_shard(number)` starts the actor of a shard; actor i sends to shard i % num_shards. `ahead` batches are
-    requested ahead: 0 in deterministic runs, which also wait for every insertion. With `repeats`, as for one of several
-    learners, which all take as many batches, the latest one is given again where all shards have been lost meanwhile.
+    `start_shard(number)` starts the actor of a shard; actor i sends to shard i % num_shards. `own_shards` and
+    `own_actors` are their numbers in the whole run. Batches are requested ahead, except in deterministic runs, which
+    also wait for every insertion. One of several learners, which all take as many batches, gets the latest one again
+    where all shards have been lost meanwhile.
     """
 
     def __init__(
-        self, session: Session, start_shard: Callable[[int], Any], num_actors: int, num_shards: int, *,
-        batch_size: int, ahead: int, seed: int, max_restarts: int, should_stop: Callable[[], bool],
-        device: torch.device, repeats: bool = False, first_shard: int = 0, first_actor: int = 0,
+        self, session: Session, start_shard: Callable[[int], Any], args: Any, own_shards: range, own_actors: range, *,
+        seed: int, should_stop: Callable[[], bool], device: torch.device,
     ):  # fmt: skip
-        self.repeats = repeats
-        self.first_shard, self.first_actor = first_shard, first_actor  # their numbers in the whole run, for messages
-        self._latest: Batch | None = None
-        self.session, self.start_shard, self.num_shards = session, start_shard, num_shards
-        self.restarts_left, self.should_stop, self.device = max_restarts, should_stop, device
-        self.batch_size, self.ahead = batch_size, ahead
-        self.max_unanswered = UNANSWERED * -(-num_actors // num_shards) if ahead else 0  # insertions of a shard
+        self.session, self.start_shard, self.should_stop, self.device = session, start_shard, should_stop, device
+        self.own_shards, self.own_actors, self.num_shards = own_shards, own_actors, (num_shards := len(own_shards))
+        self.batch_size, self.restarts_left, self.repeats = args.batch_size, args.max_restarts, args.num_learners > 1
+        self.ahead = 0 if args.deterministic else args.prefetch
+        self.max_unanswered = UNANSWERED * -(-len(own_actors) // num_shards) if self.ahead else 0  # of a shard
         self.rng = np.random.default_rng(seed)
+        self._latest: Batch | None = None
         self.sizes, self.totals = np.zeros(num_shards, np.int64), np.zeros(num_shards)
         self.shards = [start_shard(number) for number in range(num_shards)]
         self._insertions: list[deque[Any]] = [deque() for _ in range(num_shards)]  # actors, answers that have not come
@@ -179,7 +178,7 @@ class RemoteReplay:
                     self._lost.add(actor)
                     if shard is self.shards[number]:
                         text = "are lost with their node: determinism, if it was asked for, is lost, too"
-                        self.session.warn(f"the newest transitions of actor {self.first_actor + actor} {text}")
+                        self.session.warn(f"the newest transitions of actor {self.own_actors[actor]} {text}")
 
     def next(self) -> Batch | None:
         """Return the next batch; None if all shards are empty or the run should stop; see `repeats`."""
@@ -259,25 +258,25 @@ class RemoteReplay:
         except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
             if shard is self.shards[number]:
                 self._replace(number, str(error))
-            return None
-        except ray.exceptions.ObjectLostError:  # it lay on a node that is lost; the next call says so of the shard
-            return None
+        except ray.exceptions.ObjectLostError:
+            pass  # it lay on a node that is lost; the next call says so of the shard
         except ray.exceptions.RayTaskError as error:
-            if not isinstance(error.cause, ray.exceptions.RayError):
+            if not isinstance(error.cause, ray.exceptions.RayError):  # else the actor's rows were lost with its node
                 raise  # a mistake in this program
-            return None  # the actor's rows were lost with its node
-        if shard is self.shards[number]:
-            self.sizes[number], self.totals[number] = size, total
-        return batch
+        else:
+            if shard is self.shards[number]:
+                self.sizes[number], self.totals[number] = size, total
+            return batch
+        return None
 
     def _replace(self, number: int, why: str) -> None:
         """Start an empty shard in place of one that has died."""
         is_lost = "node has died" in why or "node was" in why  # its node is, which costs no restart
         if "creation task" in why or (self.restarts_left == 0 and not is_lost):  # it cannot be made, as it is too large
-            raise WorkerError(f"replay shard {self.first_shard + number} died; no restart is left\n{why}")
+            raise WorkerError(f"replay shard {self.own_shards[number]} died; no restart is left\n{why}")
         self.restarts_left -= not is_lost
         lost = f"its {self.sizes[number]:,} transitions are lost"
-        self.session.warn(f"replay shard {self.first_shard + number} died; {lost}, an empty one is started")
+        self.session.warn(f"replay shard {self.own_shards[number]} died; {lost}, an empty one is started")
         self.sizes[number] = self.totals[number] = 0
         self._insertions[number].clear()
         self._requests.clear()

@@ -230,16 +230,15 @@ def test_a_head_that_does_not_answer_is_waited_for_and_then_refused(session, mon
 def make_replay(session):
     """Makes the trainer's end of shards, each a Ray actor; `make(number)` gives a shard."""
 
-    def make_replay(make, num_shards, batch_size=50, **options):
-        settings = {"ahead": 0, "should_stop": lambda: False, **options}
+    def make_replay(make, num_shards, should_stop=lambda: False, **settings):
+        defaults = {"batch_size": 50, "prefetch": 0, "deterministic": False, "max_restarts": 1, "num_learners": 1}
+        args, own = SimpleNamespace(**(defaults | settings)), range(num_shards)
 
         def start(number):
             return session.start(session.actor_class(lambda: make(number)), (), {}, {})
 
-        return RemoteReplay(
-            session, start, num_shards, num_shards,
-            batch_size=batch_size, seed=1, max_restarts=1, device=torch.device("cpu"), **settings,
-        )  # fmt: skip
+        device = torch.device("cpu")
+        return RemoteReplay(session, start, args, own, own, seed=1, should_stop=should_stop, device=device)
 
     return make_replay
 
@@ -309,7 +308,7 @@ def test_a_part_of_a_batch_that_is_lost_with_its_node_is_asked_for_again(make_re
 
 def test_one_of_several_learners_repeats_its_last_batch_where_all_of_its_shards_are_lost(make_replay, session):
     """All learners take as many batches in a round, and no shard may get priorities of rows that it has not."""
-    replay = make_replay(lambda number: shard_of(9, number), 1, repeats=True)
+    replay = make_replay(lambda number: shard_of(9, number), 1, num_learners=2)
     replay.totals[:], before = 1.0, session.ray.get(replay.shards[0].sample.remote(0))[1]
     last = replay.next()
     replay.totals[:] = 0.0
@@ -319,7 +318,7 @@ def test_one_of_several_learners_repeats_its_last_batch_where_all_of_its_shards_
     assert session.ray.get(replay.shards[0].sample.remote(0))[1] == before
     replay.update(last.ids, torch.ones(len(last.ids)))
     assert session.ray.get(replay.shards[0].sample.remote(0))[1] != before, "ids of a batch of its own count"
-    lost = make_replay(lambda number: shard_of(0, number), 1, repeats=True)
+    lost = make_replay(lambda number: shard_of(0, number), 1, num_learners=2)
     with pytest.raises(PeerLost, match="before its first batch"):
         lost.next()
 
@@ -368,7 +367,7 @@ def test_insertions_wait_for_a_shard_that_does_not_answer(make_replay):
             return len(rows), 1.0, {}
 
     go_on, is_over = threading.Event(), []
-    replay = make_replay(lambda number: BusyShard(), 1, ahead=1, should_stop=lambda: bool(is_over))
+    replay = make_replay(lambda number: BusyShard(), 1, prefetch=1, should_stop=lambda: bool(is_over))
     replay.insert(0, "first")
     replay.insert(0, "second")
     threading.Timer(0.5, is_over.append, ["a signal"]).start()
