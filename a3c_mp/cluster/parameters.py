@@ -123,17 +123,14 @@ class Reader:
                 if found is not None:
                     version, reference = found
                     self._values, self.version = ray.get(reference).copy(), version
-                self._copy(net)
-                return self.version
+                break
             except ray.exceptions.RayError:
                 time.sleep(RETRY_SECONDS)
                 if self.version >= 0 and exact in (None, self.version):
-                    self._copy(net)
-                    return self.version
-
-    def _copy(self, net: nn.Module) -> None:
+                    break
         tensors = [tensor.detach() for tensor in net.state_dict().values()]
         flat = torch.from_numpy(self._values).to(self.device).view(self.dtype)
         parts = flat.split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
+        return self.version
