@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import TextIO
 
 from a3c_mp._bootstrap import IGNORED_AT_START
 from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, read_address, save_address
@@ -82,9 +83,8 @@ def status(args: argparse.Namespace) -> int:
     free = sum(node["free"].get("CPU", 0) for node in nodes)
     print(f"{cluster.address}: {len(nodes)} nodes, {free:g} places for actors free")
     for node in nodes:
-        print(
-            "  {}  {:g} places, {:g} GPUs".format(node["address"], *(node["total"].get(n, 0) for n in ("CPU", "GPU")))
-        )
+        places, gpus = (node["total"].get(name, 0) for name in ("CPU", "GPU"))
+        print(f"  {node['address']}  {places:g} places, {gpus:g} GPUs")
     return 0
 
 
@@ -93,9 +93,8 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
 
     `text` says that it has started, at the ADDRESS that it tells: of port 0 another one was chosen.
     """
-    for signum in SIGNALS:
-        if signum not in IGNORED_AT_START:  # as nohup does with SIGHUP
-            signal.signal(signum, lambda *_: sys.exit(0))
+    for signum in {*SIGNALS} - IGNORED_AT_START:  # nohup ignores SIGHUP
+        signal.signal(signum, lambda *_: sys.exit(0))
     given = {"num-cpus": args.num_cpus, "num-gpus": args.num_gpus}
     sizes = [f"--{name}={size}" for name, size in given.items() if size is not None]
     options += [f"--node-ip-address={host}", *sizes, *port_options(args)]
@@ -107,12 +106,9 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
         if found != cluster:
             text += f"\n--address auto stays the one at {found.address}: give this one with --address"
         try:
-            try:
-                print(text, flush=True)
-            except OSError:  # its reader has gone
-                discard_output(sys.stdout)
+            say(text, sys.stdout)
             if host != LOOPBACK_HOST:
-                say(f"warning: {open_ports(args, host)}")
+                say(f"warning: {open_ports(args, host)}", sys.stderr)
             while not node.has_ended(seconds=1.0):
                 with suppress(ConfigError):
                     if read_address() is None:  # the node that `auto` found has ended
@@ -120,7 +116,7 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
             if node.was_given_up() and time.monotonic() - started < REACHED_SECONDS:
                 fix = "let a firewall pass its ports (--node-ports), or give another --host; see docs/ray.md"
                 raise ConfigError("host", host, "the head cannot connect to this node there and has given it up", fix)
-            say(f"the node has failed; it ends in {GRACE_SECONDS:.0f} s")
+            say(f"the node has failed; it ends in {GRACE_SECONDS:.0f} s", sys.stderr)
             time.sleep(GRACE_SECONDS)
             return 1
         except SystemExit:
@@ -128,16 +124,19 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
     return 0
 
 
-def say(text: str) -> None:
-    with suppress(OSError):  # its terminal has gone: the node must not end at once because of it
-        print(text, file=sys.stderr, flush=True)
+def say(text: str, stream: TextIO) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:  # its reader or terminal has gone: the node must not end because of it
+        discard_output(stream)
 
 
 def wait_for_runs(node: Node) -> None:
     """Give runs time to save their state: Ray ends them at once when their node ends."""
     deadline = time.monotonic() + GRACE_SECONDS
     if node.is_used():
-        say(f"a run uses this node: stop it; the node ends in {GRACE_SECONDS:.0f} s, or at a second signal")
+        text = f"a run uses this node: stop it; the node ends in {GRACE_SECONDS:.0f} s, or at a second signal"
+        say(text, sys.stderr)
     while node.is_used() and time.monotonic() < deadline:  # a second signal raises SystemExit
         time.sleep(POLL_SECONDS)
 

@@ -47,10 +47,9 @@ def home() -> Path:
     folder = Path(os.environ.get(HOME_VARIABLE) or Path("~/.a3c_mp"))
     try:
         folder = folder.expanduser()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except RuntimeError as error:  # no HOME, and a user without an entry in /etc/passwd
         raise ConfigError("folder", folder, "there is no home folder", fix) from error
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError("folder", folder, f"it cannot be made ({error.strerror})", fix) from error
     return check_private("folder", folder, fix)
@@ -107,15 +106,13 @@ def is_open(address: str) -> bool:
 
 def find_cluster(address: str, token_file: Path | None) -> ClusterAddress:
     """Return address and token of a cluster; `auto` is that of a node on this machine. Raises ConfigError."""
-    if address != "auto" and token_file is not None:
-        return ClusterAddress(address, str(find_token(token_file)))
-    saved = read_address()
-    if address != "auto" and (saved is None or saved.address != address):
-        return ClusterAddress(address, str(find_token(None)))
-    if saved is None:
+    saved = read_address() if address == "auto" or token_file is None else None
+    if address == "auto" and saved is None:
         why, fix = "this machine has no node of a cluster", "python -m a3c_mp.cluster head, or join HOST:PORT"
         raise ConfigError("address", "auto", why, fix)
-    return ClusterAddress(saved.address, str(find_token(token_file or Path(saved.token_file))))
+    if saved is not None and address in ("auto", saved.address):
+        address, token_file = saved.address, token_file or Path(saved.token_file)
+    return ClusterAddress(address, str(find_token(token_file)))
 
 
 def check_cluster(
