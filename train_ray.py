@@ -14,6 +14,7 @@ all of them again from the newest checkpoint.
 import a3c_mp  # noqa: F401  # isort: skip  (first: it prepares the process before torch is imported)
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import train_apex
@@ -76,8 +77,8 @@ class RayCarrier:
             return (*payload, rows) if memory.more else payload
 
         setup = self.cluster.packer, memory.weights.reader(), memory.more, self.cluster.check_node
-        parts = node_actor, (make_actor, args, setup), store
-        return Fleet(self.session, *parts, needs=self.cluster.needs, **pool)
+        target = partial(node_actor, make_actor=make_actor, args=args, setup=setup)
+        return Fleet(self.session, target, store, self.cluster.needs, **pool)
 
 
 def train(args: Any, algorithm: Chapter, start: Any) -> Run:

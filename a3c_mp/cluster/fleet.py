@@ -23,7 +23,7 @@ BEAT_SECONDS = 1.0  # between two requests for the heartbeats of an actor that h
 class FleetActor:
     """An actor of the fleet: its current process, and what it owes."""
 
-    name: str
+    in_run: int  # its number in the whole run
     starts: int = 0  # of processes, also after a node was lost
     worked_at: str = ""  # id of the node where this process or an earlier one has produced something; "?": not known
     is_waiting: bool = False  # no node has a place for it
@@ -38,7 +38,7 @@ class FleetActor:
     has_result: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid})" if self.pid else self.name
+        return f"actor {self.in_run} (pid {self.pid})" if self.pid else f"actor {self.in_run}"
 
     @property
     def references(self) -> list[Any]:
@@ -51,21 +51,20 @@ class FleetActor:
 
 
 class Fleet:
-    """Supervised actors on Ray that make `target(channel, *args)` and call it for each token; the rest as in `Workers`.
+    """Supervised actors on Ray that make `target(channel)` and call it for each token; the rest as in `Workers`.
 
     A call returns (result, rows). `store(slot, result, rows)`, with a reference to the rows, puts a result into its
     slot; what that returns is the payload. Each actor `needs` these resources of its node.
     """
 
     def __init__(
-        self, session: Session, target: Callable[..., Any], args: tuple, store: Callable[[int, Any, Any], Any],
+        self, session: Session, target: Callable[[Any], Any], store: Callable[[int, Any, Any], Any], needs: Resources,
         num_workers: int, *, states: Any, options: WorkerOptions, on_restart: Callable[[WorkerEvent], None],
-        needs: Resources,
     ):  # fmt: skip
-        self.session, self.target, self.args, self.store = session, target, args, store
+        self.session, self.target, self.store, self.needs = session, target, store, needs
         self.states, self.options, self.on_restart = states, options, on_restart
-        self.actors = [FleetActor(f"{options.role} {self._actor(number)}") for number in range(num_workers)]
-        self.restarts, self.needs = 0, needs
+        self.actors = [FleetActor(options.first_actor + number) for number in range(num_workers)]
+        self.restarts = 0
         self._ledger = SlotLedger(num_workers, options)
         self._looked = time.monotonic()
         self._first_nodes = frozenset(session.state.nodes) if not session.is_restart else frozenset()
@@ -115,10 +114,6 @@ class Fleet:
         """How many actors do not wait for a place."""
         return sum(not actor.is_waiting for actor in self.actors)
 
-    def _actor(self, number: int) -> int:
-        """The number of an actor of this fleet in the whole run."""
-        return self.options.first_actor + number
-
     def _request(self, number: int, token: Token) -> None:
         """Have an actor fill a slot, as one of those that run: of all actors in a deterministic run, where all do."""
         runs = [other for other, actor in enumerate(self.actors) if actor.pid or other == number]
@@ -129,11 +124,11 @@ class Fleet:
 
     def _start(self, number: int, free: Mapping[str, dict[str, float]]) -> None:
         last = self.actors[number]
-        restored = self.states.record_start(self._actor(number))
-        seed_key = (self.states.start, self._actor(number), 0 if restored is not None else last.starts)
-        made_of = self.target, self.args, self.options.niceness, self._actor(number), seed_key, restored
+        restored = self.states.record_start(last.in_run)
+        seed_key = self.states.start, last.in_run, 0 if restored is not None else last.starts
+        made_of = self.target, self.options.niceness, seed_key, restored
         handle = self.session.start(self._actor_class, made_of, self.needs, free, refused=self._refused)
-        actor = FleetActor(last.name, last.starts + 1, last.worked_at, last.is_waiting, handle)
+        actor = FleetActor(last.in_run, last.starts + 1, last.worked_at, last.is_waiting, handle)
         self.actors[number] = actor
         actor.request_beats()
         for token in self._ledger.given[number]:
@@ -177,10 +172,10 @@ class Fleet:
         if actor.is_waiting:
             actor.is_waiting = False
             where = f"pid {actor.pid} at {self.session.state.nodes.get(actor.node_id)}"
-            self._report_place(number, f"{actor.name} has found a place ({where})", joined=True)
+            self._report_place(actor, f"has found a place ({where})", joined=True)
         for reason in not_restored if is_new else ():
-            self.states.forget(self._actor(number))
-            self.on_restart(WorkerEvent(self._actor(number), f"{actor} cannot be rebuilt: {reason}", replaced=False))
+            self.states.forget(actor.in_run)
+            self.on_restart(WorkerEvent(actor.in_run, f"{actor} cannot be rebuilt: {reason}", replaced=False))
 
     def _refuse(self, number: int, why: str) -> None:
         """Let an actor run elsewhere than on a node that differs; raise ConfigError at the start of a run."""
@@ -194,11 +189,11 @@ class Fleet:
             self._refused.add(actor.node_id)
             self._fail(number, f"cannot work on the node at {where}, which is not used: {why}", is_lost=True)
 
-    def _report_place(self, number: int, text: str, **change: bool) -> None:
+    def _report_place(self, actor: FleetActor, text: str, **change: bool) -> None:
         """Report that an actor has found a place or waits for one: its games count from now on, or no longer."""
         # In deterministic runs no actor plays while one waits, and its games go on: the report is no actor's (-1).
-        actor = -1 if self.options.in_order else self._actor(number)
-        self.on_restart(WorkerEvent(actor, text, replaced=False, **change))
+        number = -1 if self.options.in_order else actor.in_run
+        self.on_restart(WorkerEvent(number, f"actor {actor.in_run} {text}", replaced=False, **change))
 
     def _how_it_died(self, actor: FleetActor, error: Exception) -> tuple[str, str, bool]:
         """(What happened, the traceback if there is one, whether the node is lost)."""
@@ -224,7 +219,7 @@ class Fleet:
                 raise WorkerError(f"{message}; restart budget of {budget} spent{details}")
             self.restarts += 1
             message += f"; restart {self.restarts} of {budget}"
-        self.on_restart(WorkerEvent(-1 if actor.is_waiting else self._actor(number), message + details))
+        self.on_restart(WorkerEvent(-1 if actor.is_waiting else actor.in_run, message + details))
         self._ledger.forget(number)
         self._start(number, self.session.state.free)
 
@@ -243,8 +238,7 @@ class Fleet:
         if self.session.is_waiting(actor.handle._actor_id.hex()):
             if actor.silence >= WAITING_SECONDS and not actor.is_waiting:
                 actor.is_waiting = True
-                text = f"{actor.name} waits for {self.session.state.node_with(self.needs)}"
-                self._report_place(number, text, left=True)
+                self._report_place(actor, f"waits for {self.session.state.node_with(self.needs)}", left=True)
             actor.silence = min(actor.silence, WAITING_SECONDS)
         elif actor.silence > longest:
             self._fail(number, f"sent no heartbeat for {longest:.0f} s and was killed (--hang-seconds)")

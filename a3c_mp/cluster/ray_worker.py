@@ -14,26 +14,23 @@ from a3c_mp.processes.slots import Spec
 
 
 class RayWorker(Closing):
-    """The process of an actor: makes `target(channel, *args)`, being that channel itself, and calls it for each token.
+    """The process of an actor: makes `target(channel)`, being that channel itself, and calls it for each token.
 
     A call returns (result, rows): the result is for the trainer, the rows are sent on by reference.
     """
 
-    def __init__(
-        self, target: Callable[..., Any], args: tuple, niceness: int, actor: int, seed_key: tuple[int, ...],
-        restored: Any,
-    ):  # fmt: skip
+    def __init__(self, target: Callable[[Any], Any], niceness: int, seed_key: tuple[int, ...], restored: Any):
         os.nice(niceness)
         torch.set_num_threads(1)
-        self.worker, self.actor = 0, actor  # the only one that writes into the memory of its process
-        self.seed_key, self.restored = seed_key, restored
+        self.worker = 0  # the only one that writes into the memory of its process
+        self.actor, self.seed_key, self.restored = seed_key[1], seed_key, restored
         self.memory: Any = None
         self.running: tuple[int, int] | None = None  # see `Memory.running`
         self.beats = 0
         self.reasons: list[str] = []  # why it could not be rebuilt
         self.refusal = ""  # why it cannot work on this node
         try:
-            self.produce = target(self, *args)
+            self.produce = target(self)
         except ConfigError as error:
             self.refusal = str(error)
 
@@ -53,7 +50,7 @@ class RayWorker(Closing):
 
         return self.beats, os.getpid(), ray.get_runtime_context().get_node_id(), self.reasons, self.refusal
 
-    def fill(self, token: Token, running: tuple[int, int] | None = None) -> tuple[Any, Any]:
+    def fill(self, token: Token, running: tuple[int, int] | None) -> tuple[Any, Any]:
         self.running = running
         self.beat()
         return (None, None) if self.refusal else self.produce(token)

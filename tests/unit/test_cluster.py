@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -463,9 +464,10 @@ def fleets(session):
     def make(mishaps, at_start=False, **options):
         states = SimpleNamespace(start=0, record_start=lambda actor: None, forget=lambda actor: None)
         settings = WorkerOptions(**{"role": "actor", "slots_per_worker": 1, "niceness": 0, **options})
+        target = partial(Counting, mishaps=Mishaps(mishaps), at_start=at_start)
         return Fleet(
-            session, Counting, (Mishaps(mishaps), at_start), lambda slot, result, rows: result, 2, states=states,
-            options=settings, on_restart=make.said.append, needs={"CPU": 1.0},
+            session, target, lambda slot, result, rows: result, {"CPU": 1.0}, 2, states=states, options=settings,
+            on_restart=make.said.append,
         )  # fmt: skip
 
     make.said, make.session = [], session
