@@ -15,9 +15,10 @@ from typing import TextIO
 from a3c_mp._bootstrap import IGNORED_AT_START
 from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, read_address, save_address
 from a3c_mp.cluster.node import LOOPBACK_HOST, ClusterAddress, Node, check_installed, environment
-from a3c_mp.cluster.ports import check_host, check_port, open_ports, own_host, port_options
+from a3c_mp.cluster.ports import check_host, check_port, open_ports, port_options
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.console import discard_output
+from a3c_mp.processes.interfaces import address_towards
 from a3c_mp.processes.spawn import SIGNALS
 
 PORT = 6399
@@ -73,7 +74,7 @@ def join(args: argparse.Namespace) -> int:
     """Run a node that joins a cluster."""
     cluster = find_cluster(args.address, args.token_file)
     check_cluster(cluster)
-    host = check_host(args.host) if args.host else own_host(cluster.address)
+    host = check_host(args.host) if args.host else address_towards(cluster.address.rpartition(":")[0])
     return run_node(args, cluster, host, [f"--address={cluster.address}"], "joined the cluster at ADDRESS")
 
 

@@ -22,10 +22,7 @@ ALL = "Ray listens on all addresses of this machine"
 
 
 def check_host(host: str) -> str:
-    """Return the IPv4 address of a host. Raises ConfigError if it is not one at which other nodes reach this machine.
-
-    Ray would open all addresses of the machine for another one of loopback than 127.0.0.1.
-    """
+    """The IPv4 address of a host. Raises ConfigError unless it is one at which other nodes reach this machine."""
     try:
         address = socket.gethostbyname(host)
     except (OSError, UnicodeError) as error:  # the latter: it is no name of a host
@@ -38,14 +35,6 @@ def check_host(host: str) -> str:
         raise ConfigError("host", host, "other nodes cannot connect to it", "give an address of this machine")
     check_port("host", host, address, 0, "give an address of this machine")
     return address
-
-
-def own_host(address: str) -> str:
-    """The address of this machine from which it connects to HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))  # sends nothing
-        return probe.getsockname()[0]
 
 
 def check_port(what: str, given: object, host: str, port: int, fix: str) -> None:

@@ -1,4 +1,4 @@
-"""Which network interface of this machine reaches another one."""
+"""Which address and network interface of this machine reach another one."""
 
 import array
 import errno
@@ -10,6 +10,13 @@ LOOPBACK = "lo"
 SIOCGIFCONF, MOST_ADDRESSES = 0x8912, 1000  # of netdevice(7): the IPv4 addresses of all interfaces
 
 
+def address_towards(address: str) -> str:
+    """IPv4 address of this machine from which it connects to a host. Raises OSError if there is no way to it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 1))  # sends nothing
+        return probe.getsockname()[0]
+
+
 def interface_towards(address: str) -> str:
     """Name of the network interface of this machine that reaches a host; of loopback for an address of loopback.
 
@@ -17,9 +24,8 @@ def interface_towards(address: str) -> str:
     """
     form = "16s4x4s16x"  # struct ifreq: a name and a struct sockaddr_in
     found = array.array("B", bytes(struct.calcsize(form) * MOST_ADDRESSES))
+    own = socket.inet_aton(address_towards(address))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 1))  # sends nothing
-        own = socket.inet_aton(probe.getsockname()[0])
         request = struct.pack("iP", len(found), found.buffer_info()[0])
         used, _ = struct.unpack("iP", fcntl.ioctl(probe, SIOCGIFCONF, request))
     if own[0] == 127:
