@@ -122,8 +122,8 @@ def join_cluster(run: Run, setup: Setup, start: Start) -> Iterator[Connection]:
     num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
     sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
     own_node = [f"--{name}={size}" for name, size in sizes.items()]
-    with Session(address, run.log.warning, own_node, args.placement) as session:
-        session.is_restart = start.restarts > 0
+    with Session(address, run.log.warning, own_node) as session:
+        session.placement, session.is_restart = args.placement, start.restarts > 0
         if args.trainer_gpus:
             check_gpu(args, session.reserve_gpu(args.trainer_gpus))
         nodes, where = len(session.state.nodes), f" at {address.address}" if address else ""
@@ -165,10 +165,7 @@ class Connection:
 
     @contextmanager
     def watch(self, trainer: Any) -> Iterator[None]:
-        """Show the cluster in the curves of a run, and save the run before its actors end.
-
-        Where the node ends too, Ray may end this process meanwhile.
-        """
+        """Show the cluster in a run's curves; save it before its actors end, as Ray may end this process meanwhile."""
 
         def store_in_use() -> float:
             free, total = self.session.state.sums("object_store_memory")

@@ -39,15 +39,13 @@ class Session:
     """A connection to Ray, to be used in a `with` block: everything that it started is gone afterwards.
 
     It joins a running `cluster`, or starts one on this machine with `own_node`, options of `ray start`: places for
-    actors (CPUs), GPUs, the size of the object store. `placement` is the order in which nodes are filled (`choose`);
-    `warn` logs what is lost or waits. Entering raises ConfigError if that cannot be done.
+    actors (CPUs), GPUs, the size of the object store. `warn` logs what is lost or waits. Entering raises ConfigError if
+    that cannot be done.
     """
 
-    def __init__(
-        self, cluster: ClusterAddress | None, warn: Callable[[str], Any], own_node: Sequence[str] = (),
-        placement: str = "auto",
-    ):  # fmt: skip
-        self.cluster, self.warn, self.own_node, self.placement = cluster, warn, own_node, placement
+    def __init__(self, cluster: ClusterAddress | None, warn: Callable[[str], Any], own_node: Sequence[str] = ()):
+        self.cluster, self.warn, self.own_node = cluster, warn, own_node
+        self.placement = "auto"  # the order in which nodes are filled (`choose`)
         self.duties: list[Callable[[], None]] = []  # called while a fleet waits
         self.state = ClusterState()  # the last answer of the head
         self.answered = time.monotonic()  # when it came
