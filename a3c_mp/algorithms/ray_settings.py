@@ -74,10 +74,7 @@ DQN_PRESETS = {
     for name, preset in apex_settings.PRESETS.items()
     if preset.get("algo", "dqn") == "dqn"
 }
-SETTINGS: dict[str, tuple[type[Any], dict[str, dict[str, Any]]]] = {
-    "impala": (ImpalaArgs, impala.PRESETS),
-    "dqn": (DqnArgs, DQN_PRESETS),
-}
+SETTINGS = {"impala": (ImpalaArgs, impala.PRESETS), "dqn": (DqnArgs, DQN_PRESETS)}
 """algorithm -> (settings, presets)"""
 
 

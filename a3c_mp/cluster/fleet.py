@@ -53,8 +53,8 @@ class FleetActor:
 class Fleet:
     """Supervised actors on Ray that make `target(channel)` and call it for each token; the rest as in `Workers`.
 
-    A call returns (result, rows). `store(slot, result, rows)`, with a reference to the rows, puts a result into its
-    slot; what that returns is the payload. Each actor `needs` these resources of its node.
+    A call returns (result, rows): the result comes to the trainer, of the rows only a reference. `store(slot, result,
+    rows)` puts a result into its slot; what that returns is the payload. Each actor `needs` that much of its node.
     """
 
     def __init__(
@@ -128,8 +128,7 @@ class Fleet:
         seed_key = self.states.start, last.in_run, 0 if restored is not None else last.starts
         made_of = self.target, self.options.niceness, seed_key, restored
         handle = self.session.start(self._actor_class, made_of, self.needs, free, refused=self._refused)
-        actor = FleetActor(last.in_run, last.starts + 1, last.worked_at, last.is_waiting, handle)
-        self.actors[number] = actor
+        self.actors[number] = actor = FleetActor(last.in_run, last.starts + 1, last.worked_at, last.is_waiting, handle)
         actor.request_beats()
         for token in self._ledger.given[number]:
             self._request(number, token)

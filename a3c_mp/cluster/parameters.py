@@ -47,10 +47,7 @@ class ParameterServer:
 
 
 class Publisher(Weights):
-    """The trainer's end: weights that are published to a parameter server as well.
-
-    Ray restarts a server that dies, and repeats calls that it has not answered; what it held is sent again.
-    """
+    """The trainer's end: weights that are published to a parameter server as well, and again once it was restarted."""
 
     def __init__(self, session: Session, net: nn.Module, dtype: torch.dtype, untrained: bool):
         self.session = session
@@ -78,10 +75,7 @@ class Publisher(Weights):
         return Reader(self)
 
     def look_after(self) -> None:
-        """Now and then, see which server answers, and send both versions again; called while the trainer waits.
-
-        A server that takes too long, as a stopped one does, is killed; Ray starts another one.
-        """
+        """Now and then, see which server answers, and send both versions again; called while the trainer waits."""
         silence = time.monotonic() - self._looked
         patience = ANSWER_SECONDS if silence > STUCK_SECONDS else 0.0  # the trainer itself may have been away
         if silence >= SEND_SECONDS and self.session.is_done(self._answer, patience):
@@ -91,7 +85,7 @@ class Publisher(Weights):
             self._start, self._looked = start, time.monotonic()
             self._answer = self.server.publish.remote(self._references)
         elif silence > STUCK_SECONDS:
-            self.session.kill(self.server)
+            self.session.kill(self.server)  # it may be stopped; Ray starts another one
             self._looked = time.monotonic()
 
     def _share(self, version: int) -> None:

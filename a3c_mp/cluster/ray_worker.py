@@ -14,10 +14,7 @@ from a3c_mp.processes.slots import Spec
 
 
 class RayWorker(Closing):
-    """The process of an actor: makes `target(channel)`, being that channel itself, and calls it for each token.
-
-    A call returns (result, rows): the result is for the trainer, the rows are sent on by reference.
-    """
+    """The process of an actor of a `Fleet`: the channel for which `target` makes what is called for each token."""
 
     def __init__(self, target: Callable[[Any], Any], niceness: int, seed_key: tuple[int, ...], restored: Any):
         os.nice(niceness)

@@ -234,10 +234,7 @@ class RemoteReplay:
         return Batch(**{name: torch.from_numpy(whole) for name, whole in fields.items()}).to(self.device)
 
     def _wait(self, shard: Any, answer: Any) -> bool:
-        """Wait for the answer of a shard, or its death; returns False if the run should stop.
-
-        A shard that takes too long, as a stopped one does, is killed, and then replaced.
-        """
+        """Wait for the answer of a shard, or its death; returns False if the run should stop."""
         waited, looked = 0.0, time.monotonic()
         while not self.session.is_done(answer, WAIT_SECONDS):
             self.session.check()
@@ -245,7 +242,7 @@ class RemoteReplay:
             passed, looked = min(now - looked, PAUSE_SECONDS), now  # more: this process was stopped
             waited = 0.0 if self.session.is_waiting(shard._actor_id.hex()) else waited + passed
             if waited > STUCK_SECONDS:
-                self.session.kill(shard)
+                self.session.kill(shard)  # it may be stopped; it is replaced
             if self.should_stop():
                 return False
         return True
