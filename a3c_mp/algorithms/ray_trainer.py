@@ -55,8 +55,7 @@ class RayDqnSetup(ApexSetup):
         """Check its size, and return what actors share: the form of their rows. `begin` starts the shards."""
         spec = ReplaySpec(args.num_envs, obs_space, actions, apex.stacked_frames(args.env_id))
         if args.address is None and rank == 0:
-            needed = Shards.bytes_needed(*spec.sizes(args.num_actors, args.rows_per_lane))
-            check_replay_memory(args.replay_size, needed)
+            check_replay_memory(args.replay_size, Shards.bytes_needed(*spec.sizes(args.num_actors, args.rows_per_lane)))
         return spec
 
     def begin(self, learner: Any) -> None:

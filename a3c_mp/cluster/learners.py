@@ -147,8 +147,7 @@ class RayLearners(Learners):
 
     def _name_lost(self, error: BaseException) -> WorkerError:
         lost = super()._name_lost(error)
-        has_failed = any(process.has_failed for process in self.processes)
-        return WorkerError(str(lost)) if has_failed else lost
+        return WorkerError(str(lost)) if any(process.has_failed for process in self.processes) else lost
 
     def _how_ended(self, process: Any) -> str:
         return process.how
