@@ -30,7 +30,7 @@ class Genome:
         return (*self.convolutions, *self.hidden)
 
     def with_genes(self, args: Args) -> Self:
-        """The genome of a resumed run, whose `--genes` may be others."""
+        """The genome with the `--genes` of a run: what it lacks of them begins with its setting."""
         genes = {name: self.hyperparameters.get(name, getattr(args, name)) for name in args.evolving}
         return replace(self, hyperparameters=genes)
 
@@ -73,28 +73,24 @@ class Member(NamedTuple):
 
 def first_members(args: Args) -> list[Member]:
     """Return the first generation: member 0 has the settings as given, the others draw theirs with `--init spread`."""
-    genes = args.evolving
-    start = {name: getattr(args, name) for name in genes}
-    given = Genome(start, tuple(args.hidden), args.activation, args.first_convolutions, args.family)
-    genomes = [given] * args.population
+    given = Genome({}, tuple(args.hidden), args.activation, args.first_convolutions, args.family).with_genes(args)
+    genomes, genes = [given] * args.population, args.evolving
     if args.init == "spread":
         rng = np.random.default_rng(derive_seeds(args.seed, FIRST)[1])
-        drawn = [{name: gene.sample(rng) for name, gene in genes.items()} for _ in genomes[1:]]
-        genomes[1:] = [replace(given, hyperparameters=each) for each in drawn]
+        for place in range(1, args.population):
+            genomes[place] = replace(given, hyperparameters={name: gene.sample(rng) for name, gene in genes.items()})
     return [Member(place, place, "first", genome) for place, genome in enumerate(genomes)]
 
 
 def largest_genome(args: Args) -> Genome:
     """Return the genome of the largest net that evolution can reach."""
-    first, added = args.first_convolutions, Convolution(1, 3, 1, padding=1)
-    layers = (*first, *[added] * (args.convolutions_range[1] - len(first))) if first else ()
-    rings = [max(args.kernels_range[1] - each.kernel, 0) // 2 for each in layers]
-    sizes = [
-        (args.channels_range[1], c.kernel + 2 * ring, c.stride, c.padding + ring)
-        for c, ring in zip(layers, rings, strict=True)
-    ]
-    hidden, convolutions = args.units_range[1:] * args.layers_range[1], tuple(Convolution(*size) for size in sizes)
-    return Genome({}, hidden, "relu", convolutions, args.family)
+    layers, channels = list(args.first_convolutions), args.channels_range[1]
+    if layers:
+        layers += [Convolution(channels, NEW_KERNEL, 1, padding=1)] * (args.convolutions_range[1] - len(layers))
+    for i, (_, kernel, stride, padding) in enumerate(layers):
+        ring = max(args.kernels_range[1] - kernel, 0) // 2
+        layers[i] = Convolution(channels, kernel + 2 * ring, stride, padding + ring)
+    return Genome({}, args.units_range[1:] * args.layers_range[1], "relu", tuple(layers), args.family)
 
 
 def fittest_first(members: Sequence[Member], rng: Generator) -> list[Member]:
@@ -102,13 +98,8 @@ def fittest_first(members: Sequence[Member], rng: Generator) -> list[Member]:
 
     Those of which a game has failed (fitness -inf) come after all others, and last those whose weights are not finite.
     """
-
-    def key(member: Member) -> tuple[int, float]:
-        if math.isfinite(member.fitness):
-            return 0, -member.fitness
-        return (1 if member.fitness == -math.inf else 2), 0.0
-
-    return sorted([members[i] for i in rng.permutation(len(members))], key=key)
+    drawn = [members[i] for i in rng.permutation(len(members))]
+    return sorted(drawn, key=lambda member: (not member.fitness < math.inf, -member.fitness))
 
 
 def possible_parents(members: Sequence[Member]) -> list[Member]:
@@ -120,10 +111,9 @@ def possible_parents(members: Sequence[Member]) -> list[Member]:
 def mutate_genome(genome: Genome, kind: str, args: Args, rng: Generator) -> Genome:
     """Return a mutated genome; kinds "none" and "parameters" change no gene."""
     if kind == "hyperparameters" and (genes := args.evolving):
-        names, values = list(genes), dict(genome.hyperparameters)
-        touched = [name for name in names if rng.random() < 0.5] or [names[rng.integers(len(names))]]
-        values |= {name: genes[name].move(values[name], args, rng, args.resample) for name in touched}
-        return replace(genome, hyperparameters=values)
+        touched = [name for name in genes if rng.random() < 0.5] or [list(genes)[rng.integers(len(genes))]]
+        values = {name: genes[name].move(genome.hyperparameters[name], args, rng, args.resample) for name in touched}
+        return replace(genome, hyperparameters={**genome.hyperparameters, **values})
     if kind == "architecture":
         return _mutate_architecture(genome, args, rng)
     if kind == "activation":
@@ -140,7 +130,8 @@ def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> Genome:
     place, draw = int(rng.integers(len(genome.layers))), rng.random()
     layers, layer = list(genome.layers), genome.layers[place]
     if isinstance(layer, Convolution):
-        number, (fewest, most), can_go = len(genome.convolutions), args.convolutions_range, layer.keeps_size
+        number, (fewest, most) = len(genome.convolutions), args.convolutions_range
+        can_go = layer.stride == 1 and layer.kernel == 2 * layer.padding + 1  # it keeps height and width
         copy: Any = layer._replace(kernel=NEW_KERNEL, stride=1, padding=1)
     else:
         number, (fewest, most), can_go, copy = len(genome.hidden), args.layers_range, True, layer

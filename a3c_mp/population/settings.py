@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, RewardArgs, check_ranges, flag_name
@@ -28,11 +27,6 @@ class Convolution(NamedTuple):
     kernel: int
     stride: int
     padding: int = 0
-
-    @property
-    def keeps_size(self) -> bool:
-        """Whether its output has the height and width of its input."""
-        return self.stride == 1 and self.kernel == 2 * self.padding + 1
 
 
 @dataclass(frozen=True)
@@ -129,10 +123,9 @@ class Args(RewardArgs, CommonArgs):
     act_on: ClassVar = "cuda"  # type: ignore[misc]  # a member acts where it learns
     cuda_graph: ClassVar = True  # type: ignore[misc]
     learner_threads: ClassVar = 1  # type: ignore[misc]  # each member is a process
-    num_actors: ClassVar = property(attrgetter("population"))  # type: ignore[misc]
+    num_actors: ClassVar = property(lambda args: args.population)  # type: ignore[misc]
     eval_every: ClassVar = 0  # type: ignore[misc]
     stop_eval_return: ClassVar = None  # type: ignore[misc]
-    local_actors: ClassVar = property(lambda args: members_here(args.population))
     has_fitness = True  # exploring members do not show what the best can
 
     def check(self) -> None:
@@ -154,17 +147,17 @@ class Args(RewardArgs, CommonArgs):
         return tuple(Convolution(*self.convolutions[i : i + 3]) for i in range(0, len(self.convolutions), 3))
 
     @property
+    def local_actors(self) -> int:
+        """The most members that this machine has where there are others, by the variables of a launcher."""
+        if not {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
+            return self.population
+        ranks, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        return min(self.population, -(-self.population // ranks) * here)
+
+    @property
     def rounds(self) -> int:
         """Steps of a member's vector environment in a generation (T)."""
         return -(-self.generation_steps // self.num_envs)
-
-
-def members_here(population: int) -> int:
-    """The most members that this machine has where there are others, by the variables of torchrun and accelerate."""
-    if not {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
-        return population
-    ranks, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    return min(population, -(-population // ranks) * here)
 
 
 def check_genome(args: Args, genome: Any, member: int) -> None:
@@ -210,6 +203,5 @@ def check_settings(args: Args, image: bool) -> None:
     for name, gene in args.evolving.items():
         if name in shared:
             raise ConfigError("genes", name, "it is the same for all members", "leave it out")
-        ends: Any = [{name: int(end) if gene.integer else end} for end in gene[:2]]
-        for end in ends:  # the setting's own limits
-            check_ranges(replace(args, **end))
+        for end in gene[:2]:  # the setting's own limits
+            check_ranges(replace(args, **{name: int(end) if gene.integer else end}))  # type: ignore[arg-type]
