@@ -103,17 +103,10 @@ class Generation(MemberGeneration):
 
     def act(self) -> None:
         """Take a step in all environments, epsilon-greedy or at first random, and store its transitions."""
-        self._step(self.epsilons if self.replay.size >= self.args.learning_starts else 1.0)
-        self.replay.ingest(self.place)
-        if self.replay.size >= self.args.learning_starts:
-            self.learning_steps += self.args.num_envs
-
-    @torch.inference_mode()
-    def _step(self, epsilons: np.ndarray | float) -> None:
-        obs, mask = self.obs, self.env.mask
-        with autocast(self.args.precision, self.net):
+        obs, mask, learning_starts = self.obs, self.env.mask, self.args.learning_starts
+        with torch.inference_mode(), autocast(self.args.precision, self.net):
             q = dqn.allowed_q(self.net(torch.from_numpy(obs).to(self.device))[0].cpu().numpy(), mask)
-        explores = self.exploration.random(len(q)) < epsilons
+        explores = self.exploration.random(len(q)) < (self.epsilons if self.replay.size >= learning_starts else 1.0)
         action = np.where(explores, dqn.random_actions(self.exploration, q.shape, mask), q.argmax(axis=1))
         self.obs, reward, terminated, truncated, infos = self.env.step(action)
         done = terminated | truncated
@@ -134,6 +127,9 @@ class Generation(MemberGeneration):
         learned = np.sign(reward) if self.args.reward_clip else reward
         step = EnvStep(obs, action, learned, terminated, truncated, unknown, unknown, final_obs, unknown)
         self.writer.step(step._replace(life_lost=life_lost, mask=mask, final_mask=final_mask))
+        self.replay.ingest(self.place)
+        if self.replay.size >= learning_starts:
+            self.learning_steps += len(q)
 
     def batches(self) -> Iterator[Batch]:
         """Sample a batch for each update that is due: one for every `learn_every` steps, of all generations."""
@@ -146,10 +142,10 @@ class Generation(MemberGeneration):
                 self.counts["obs_values_far"] += self.net.norm.update(batch.obs)
             yield batch._replace(reward=self.reward_scale * batch.reward).to(self.device)
 
-    def end(self, number: int) -> None:
+    def end(self) -> None:
         self.counts["transitions_not_finite"] += self.replay.rejected
         self.result["rows"][:] = torch.from_numpy(self.writer.row)
-        super().end(number)
+        super().end()
 
 
 PARTS = (Args, PRESETS, Generation)  # of an `Algorithm`, besides what a member does

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from a3c_mp.algorithms import dqn
-from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.nets.distributions import ACTIONS
@@ -64,19 +63,16 @@ def run_member(channel: WorkerChannel, algorithm: Algorithm, args: Args, memory:
             generation.number = number
             algorithm.member(generation.args, generation)
             channel.starting()  # closing all environments may take as long as making one
-        generation.end(number)
+        generation.end()
         channel.send(slot, None)
 
 
 class MemberGeneration:
     """One generation of a member: the base of that of an algorithm. To its loss it is what a `Learner` is elsewhere."""
 
-    metrics: ClassVar[tuple[str, ...]] = ()
-    """metrics of its loss that are recorded: means over a member's updates"""
-    actions: ClassVar[Any] = ACTIONS
-    """action spaces that it is for"""
-    number = 0
-    """of this generation, from 0"""
+    metrics: ClassVar[tuple[str, ...]] = ()  # of its loss, of which means over a member's updates are recorded
+    actions: ClassVar[Any] = ACTIONS  # action spaces that it is for
+    number = 0  # of this generation, from 0
 
     @classmethod
     def share(cls, args: Any, spaces: tuple[Any, Any]) -> Any:
@@ -126,30 +122,22 @@ class MemberGeneration:
         self.reward_scale = self.state.return_stats.scale()
         self.net.reward_scale.fill_(self.reward_scale)
 
-    def end(self, number: int) -> None:
-        """Evaluate the member in the games of generation `number`, and write it and its figures to its result."""
+    def end(self) -> None:
+        """Play the games that decide the member's fitness, and write it and its figures to its result."""
         result, means = self.result, self.means.pop()
-        games = self._evaluate(derive_seeds(self.args.seed, number, FITNESS)[0])
-        result["eval_returns"][:] = torch.tensor([game.episode_return for game in games], dtype=torch.float64)
-        result["eval_lengths"][:] = torch.tensor([game.length for game in games])
+        result["eval_returns"].fill_(math.nan)  # where its weights are broken
+        result["eval_lengths"].zero_()
+        if all(bool(tensor.isfinite().all()) for tensor in self.net.state_dict().values()):
+            seed = derive_seeds(self.args.seed, self.number, FITNESS)[0]
+            for i, game in enumerate(play_greedily(self.args, self.state, self.args.eval_episodes, seed, self.channel)):
+                result["eval_returns"][i], result["eval_lengths"][i] = game.episode_return, game.length
+                self.games += 1
         result["metrics"][:] = torch.tensor([means.get(name, math.nan) for name in self.metrics])
         result["counts"][:] = torch.tensor([self.counts[name] for name in COUNTS])
         self.state.write(result)
 
-    def _evaluate(self, seed: int) -> list[Episode]:
-        """Play the games that decide the member's fitness, greedily; with broken weights their return is NaN."""
-        num, games = self.args.eval_episodes, list[Episode]()
-        if not all(bool(tensor.isfinite().all()) for tensor in self.net.state_dict().values()):
-            return [Episode(math.nan, 0)] * num
-        for game in play_greedily(self.args, self.state, num, seed, self.channel):
-            games.append(game)
-            self.games += 1
-        return games
 
-
-def play_greedily(
-    args: CommonArgs, state: MemberState, num: int, seed: int, channel: WorkerChannel
-) -> Iterator[Episode]:
+def play_greedily(args: Args, state: MemberState, num: int, seed: int, channel: WorkerChannel) -> Iterator[Episode]:
     """Play evaluation games of at most `--eval-max-steps` each; yields each when it ends.
 
     A game whose return is NaN or inf has failed, and is the worst possible one: -inf. Left out, it would favour a
