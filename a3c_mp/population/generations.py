@@ -32,7 +32,6 @@ class Generations:
         args, places = population.args, group.own_share(population.args.population)
         self.run, self.population, self.group = run, population, group
         self.report = Report(run, population, places) if isinstance(run, Run) else None
-        self._ended: list[Filled] = []  # of this rank's members, in the generation that has ended
         self._restarts: list[WorkerEvent] = []  # of a rank besides 0, until the generation ends
         self.workers = Workers(
             run_member,
@@ -51,12 +50,14 @@ class Generations:
         Raises TrainingError if no member has a finite fitness, or ranks have different members, Interrupted while it
         waits for another rank; as `Workers.take`.
         """
-        while self._take():
+        while ended := self.workers.take(self._stops_waiting):
             if self.group.size > 1:
                 self._exchange()
-            confirmation = self._confirm() if self._reaches_goal() else None
-            if not self._ended:
-                return
+            confirmation: Confirmation | None = None
+            if self._reaches_goal():
+                if not (ended := self._confirm(ended)):
+                    return
+                confirmation = ended[0].payload
             self.population.take_elite()
             if self.report is not None:
                 self.report.record(confirmation)
@@ -64,12 +65,7 @@ class Generations:
             self.run.end_round()
             if self._should_stop():
                 return
-            self.workers.release(self._ended, self.population.generation)
-
-    def _take(self) -> bool:
-        """Wait for all members of this rank; False if the run should stop before they are done."""
-        self._ended = self.workers.take(self._stops_waiting)
-        return bool(self._ended)
+            self.workers.release(ended, self.population.generation)
 
     def _stops_waiting(self) -> bool:
         if self.report is not None:
@@ -86,14 +82,13 @@ class Generations:
             return False
         return population.evaluated[population.fittest].fitness >= goal
 
-    def _confirm(self) -> Confirmation | None:
-        """Have the fittest member play new games: it has been lucky too. None if an interruption ends them."""
+    def _confirm(self, ended: list[Filled]) -> list[Filled]:
+        """Have the fittest member play new games: it has been lucky too. Empty if an interruption ends them."""
         self.population.memory.confirming.fill_(self.population.fittest)
-        self.workers.release(self._ended, self.population.generation)
-        if self._take():
+        self.workers.release(ended, self.population.generation)
+        if ended := self.workers.take(self._stops_waiting):
             self.population.memory.confirming.fill_(-1)
-            return self._ended[0].payload
-        return None
+        return ended
 
     def _should_stop(self) -> bool:
         """Whether rank 0 says that the run should stop. Raises TrainingError if ranks have different populations."""
