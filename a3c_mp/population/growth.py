@@ -173,13 +173,10 @@ def copy_other_tensors(state: MemberState, parent: MemberState) -> None:
 
 def added_place(fewer: Sequence[Any], more: Sequence[Any]) -> int:
     """Place of the layer that only `more` has: behind one of its kind, as wide as that if there is such a place."""
-
-    def units(layer: Any) -> int:
-        return layer if isinstance(layer, int) else layer.channels
-
+    units = [getattr(layer, "channels", layer) for layer in more]
     behind_its_kind = [i for i in range(1, len(more)) if type(more[i]) is type(more[i - 1])]
     places = [i for i in behind_its_kind if (*more[:i], *more[i + 1 :]) == tuple(fewer)]
-    return min(places, key=lambda i: units(more[i]) != units(more[i - 1]))
+    return min(places, key=lambda i: units[i] != units[i - 1])
 
 
 def layers_of(state: MemberState) -> list[list[Layer]]:

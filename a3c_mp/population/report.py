@@ -33,8 +33,7 @@ WARNINGS = {
     FAILED: "evaluation games of member {id} with a return of NaN or inf; each is the worst possible one (-inf)",
 }
 """counter -> warning"""
-TITLES = {"kind": "mutation", "batch_size": "batch", "mean_fitness": "mean"}
-"""of columns that are not called by their names in the table"""
+TITLES = {"kind": "mutation", "batch_size": "batch", "mean_fitness": "mean"}  # in the table, where they are no names
 HIDDEN = ("generation", "updates", "steps", "sha256")  # columns of `lineage.csv` that the table of a generation lacks
 BLOCK = 16  # steps of the environments that are recorded together
 
@@ -103,9 +102,8 @@ class Report:
         run.log.info(f"generation {population.generation}: {fittest}\n{table(rows)}")
         if confirmation is not None:
             self._record_confirmation(confirmation, elite["fitness"])
-        returns, lengths = result["eval_returns"].tolist(), result["eval_lengths"].tolist()
         sha256 = sha256_of_weights(population.elite.state_dict()) or ""
-        games = PlayedGames(returns, lengths, sha256)
+        games = PlayedGames(result["eval_returns"].tolist(), result["eval_lengths"].tolist(), sha256)
         # A net that new games have confirmed is the best, also where another was luckier in an earlier generation.
         is_best = run.progress.evals.record(run.steps, games, confirmed=run.progress.is_confirmed)
         run.record_evaluation(run.steps, games, population.elite if is_best else None)
@@ -125,8 +123,7 @@ class Report:
         lengths, counts = result["eval_lengths"], dict(zip(COUNTS, result["counts"].tolist(), strict=True))
         updates = counts.pop("updates")
         run.progress.has_data |= counts["transitions_not_finite"] < self.args.rounds * self.args.num_envs
-        run.progress.updates += updates
-        run.progress.samples += updates * own.batch_size
+        run.progress.record_update(updates * own.batch_size, updates)
         run.counters["evaluation_steps"] += int(lengths.sum())
         counts[CUT] = int((lengths >= self.args.eval_max_steps).sum())
         counts[LONG] = 0 if result["done"].any() else int((lengths > self.args.rounds).sum())
