@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from typing import Any
 
 from a3c_mp.cli import parse_algo
 from a3c_mp.errors import TrainingError
@@ -33,16 +34,13 @@ class Generations:
         self.run, self.population, self.group = run, population, group
         self.report = Report(run, population, places) if isinstance(run, Run) else None
         self._restarts: list[WorkerEvent] = []  # of a rank besides 0, until the generation ends
-        self.workers = Workers(
-            run_member,
-            len(places),
-            (algorithm, args, population.memory),
-            options=WorkerOptions(
-                role="member", flag="--population", slots_per_worker=1, in_order=True, first_actor=places.start,
-                versions=[population.generation], max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
-            ),
-            on_restart=run.on_restart if group.rank == 0 else self._restarts.append,
+        options = WorkerOptions(
+            role="member", flag="--population", slots_per_worker=1, in_order=True, first_actor=places.start,
+            versions=[population.generation], max_restarts=args.max_restarts, hang_seconds=args.hang_seconds,
         )  # fmt: skip
+        shared = algorithm, args, population.memory
+        on_restart = run.on_restart if group.rank == 0 else self._restarts.append
+        self.workers = Workers(run_member, len(places), shared, options=options, on_restart=on_restart)
 
     def __iter__(self) -> Iterator[Population]:
         """Yield the population whenever a generation has ended in every rank, until the run should stop.
@@ -121,19 +119,16 @@ def launch(algorithms: Mapping[str, Algorithm], train: Callable[[Args, Generatio
         group = ranks.join(args)
         population = Population(args, spaces, algorithm.generation)
         set_up_torch(args)
-
-        def train_in(run: RunState) -> None:
+        if group.rank == 0:
+            context: Any = Run(args, args.algorithm, population.elite, None, {"population": population})
+        else:
+            check_limits(args, population.elite)  # rank 0's run does that
+            context = nullcontext(RunState(args, group.rank, steps=0, updates=0))
+        with context as run:
             generations = Generations(algorithm, run, population, group)
             with suppress(ranks.Interrupted), generations.workers:
                 train(args, generations)
             if generations.report is not None:
                 generations.report.log_interruption()
-
-        if group.rank > 0:
-            check_limits(args, population.elite)  # rank 0's run does that
-            train_in(RunState(args, group.rank, steps=0, updates=0))
-            return 0
-        with Run(args, args.algorithm, population.elite, None, {"population": population}) as run:
-            train_in(run)
-        return run.exit_code
+        return getattr(run, "exit_code", 0)
     return 0  # the run has ended or failed in rank 0, which says how
