@@ -54,7 +54,6 @@ class Args(settings.Args, ReplayArgs):
     learning_starts: Count = 1_000
     """transitions in the replay buffer before a member's first update; its actions are random until then"""
     target_period: Count = 100
-    """target network update interval (updates)"""
 
     def check(self) -> None:
         if self.learning_starts > self.replay_size // 2:

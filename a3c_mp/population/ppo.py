@@ -48,7 +48,6 @@ class Args(settings.Args, PPOArgs):
     }  # fmt: skip
 
     algo: Literal["dqn", "ppo"] = "ppo"
-    """dqn: Q-learning from the replay of all members, for discrete actions; ppo: chapter 1's, each from its rollouts"""
     genes: tuple[str, ...] = ("learning_rate", "batch_size", "update_epochs")
     """hyperparameters that mutate, NAME, or with range and step (a factor) NAME=LOW:HIGH or NAME=LOW:HIGH:STEP; also
     gamma, n_step, max_grad_norm, clip_ratio, entropy_coef"""
@@ -98,9 +97,8 @@ class Generation(MemberGeneration):
 
     def __init__(self, args: Any, memory: PopulationMemory, channel: WorkerChannel, env: GuardedEnvs, seed: int):
         super().__init__(args, memory, channel, env, seed)
-        dtype = acting_dtype(args.precision, self.net)
-        view = SimpleNamespace(memory=SimpleNamespace(place=lambda net: net.to(dtype)), actor=self.place)
-        view.restored, view.seed_key = None, (seed,)
+        memory_view = SimpleNamespace(place=lambda net: net.to(acting_dtype(args.precision, self.net)))
+        view = SimpleNamespace(memory=memory_view, actor=self.place, restored=None, seed_key=(seed,))
         self.collector = RolloutCollector(self.args, env, view, copy.deepcopy(self.net))
         spaces, extra = (env.single_observation_space, env.single_action_space), args.rollout_fields
         self.rollout = empty_rollout(rollout_spec(args.unroll_length, args.num_envs, *spaces, extra=extra))
