@@ -123,10 +123,7 @@ def mutate_genome(genome: Genome, kind: str, args: Args, rng: Generator) -> Geno
 
 
 def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> Genome:
-    """Add a layer behind another, remove one that is not the first of its kind, or resize one.
-
-    What is added changes no outputs: an identity, which is exact for ReLU only; other hidden layers get wider instead.
-    """
+    """Add a layer behind another, remove one that is not the first of its kind, or resize one."""
     place, draw = int(rng.integers(len(genome.layers))), rng.random()
     layers, layer = list(genome.layers), genome.layers[place]
     if isinstance(layer, Convolution):
@@ -136,7 +133,7 @@ def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> Genome:
     else:
         number, (fewest, most), can_go, copy = len(genome.hidden), args.layers_range, True, layer
     if draw < args.new_layer and number < most:
-        if isinstance(layer, Convolution) or genome.activation == "relu":
+        if isinstance(layer, Convolution) or genome.activation == "relu":  # an identity is exact for ReLU only
             layers.insert(place + 1, copy)
         else:
             wider = max(round(layer * log_uniform(args.grow_factor, rng)), layer + 1)
@@ -151,10 +148,7 @@ def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> Genome:
 
 
 def _resized(layer: Convolution | int, args: Args, rng: Generator) -> Convolution | int:
-    """Return a layer with more or fewer units or channels, or with a larger or smaller kernel.
-
-    A kernel grows or shrinks by a ring, with as much padding: its stride then takes it to the same pixels as before.
-    """
+    """Resize a layer; a kernel by a ring, with as much padding: its stride takes it to the same pixels as before."""
     if not isinstance(layer, Convolution):
         return int(Gene(*args.units_range, integer=True).move(layer, args, rng))
     low, high = args.kernels_range

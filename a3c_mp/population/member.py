@@ -113,14 +113,13 @@ class MemberGeneration:
 
     def scale_rewards(self, rewards: torch.Tensor, done: torch.Tensor) -> None:
         """Update what rewards are multiplied by, with raw rewards [T, B] and where games end, bool [T, B]."""
-        if self.args.reward_scale is not None:
-            return
-        if not rewards.float().isfinite().all():  # as they are learned from
-            self.state.return_stats.forget(0)
-            return
-        self.state.return_stats.update(0, rewards, done)
-        self.reward_scale = self.state.return_stats.scale()
-        self.net.reward_scale.fill_(self.reward_scale)
+        stats, is_fixed = self.state.return_stats, self.args.reward_scale is not None
+        if not is_fixed and rewards.float().isfinite().all():  # as they are learned from
+            stats.update(0, rewards, done)
+            self.reward_scale = stats.scale()
+            self.net.reward_scale.fill_(self.reward_scale)
+        elif not is_fixed:
+            stats.forget(0)
 
     def end(self) -> None:
         """Play the games that decide the member's fitness, and write it and its figures to its result."""

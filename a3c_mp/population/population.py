@@ -18,8 +18,7 @@ from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
 from a3c_mp.processes.slots import Slots, Spec, shared_counters
 from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
-COUNTS = ("updates", "transitions_not_finite", "obs_values_far")
-"""what is counted in a generation: updates, and what a member could not learn from (see `run.progress`)"""
+COUNTS = ("updates", "transitions_not_finite", "obs_values_far")  # in a generation; the latter were not learned from
 RECENT = 5  # generations in the mean fitness of a line of descent
 
 
@@ -139,10 +138,7 @@ class Population:
 
     @property
     def fittest(self) -> int:
-        """Place of the fittest member, the elite; of equals the one that the chapter finds by the first use of `rng`.
-
-        Raises TrainingError if no member has finite weights.
-        """
+        """Place of the fittest member; of equals the chapter's elite. Raises TrainingError if no weights are finite."""
         members = self.evaluated
         if not possible_parents(members):
             raise TrainingError("no member has a finite fitness: all have diverged; lower the learning rates")
@@ -161,13 +157,12 @@ class Population:
         self.memory.progress.zero_()
         self.generation += 1
         self.members = list(births)
+        largest = max(float(result["returns"][3]) for result in self.results)
         for place, birth in enumerate(births):
             child = breed(parents[birth.parent], birth, self.spaces, self.args)
+            if self.memory.shards is not None:  # they learn from the rewards of all
+                child.return_stats.largest.fill_(largest)
             child.write(self.memory.births[place])
-        if self.memory.shards is not None:  # they learn from the rewards of all
-            largest = max(float(result["returns"][3]) for result in self.results)
-            for place in range(len(births)):
-                self.memory.births[place]["returns"][3] = largest
 
     def digest(self) -> bytes:
         """SHA-256 of the members as their generation begins, and of where the replay ends."""

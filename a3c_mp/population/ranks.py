@@ -58,12 +58,9 @@ class Ranks(LearnerGroup):
         self._connections = select.poll()
         self.is_interrupted: Callable[[], bool] = lambda: False
 
-    def watch(self, besides: Collection[str]) -> None:
-        """Watch the connections to other ranks: all of this process but those to the launcher's store and `besides`.
-
-        The latter are names in /proc/self/fd of what was open before: the connections of an environment, say.
-        """
-        for name in {*os.listdir("/proc/self/fd")}.difference(besides):
+    def watch(self, before: Collection[str]) -> None:
+        """Watch the connections to other ranks: all that were not open before, but those to the launcher's store."""
+        for name in {*os.listdir("/proc/self/fd")}.difference(before):
             with suppress(OSError, IndexError):  # it is no connection, or a Unix socket
                 connection = socket.socket(fileno=int(name))
                 try:
@@ -143,10 +140,7 @@ def find_interface(env: Mapping[str, str]) -> str:
 
 
 def _find_others(rank: int, size: int, seconds: float) -> None:
-    """Wait for the other ranks, which torch does, on a thread of its own: signals end this wait.
-
-    Raises ConfigError if they have not all come after so many seconds, PeerLost if one of them ends.
-    """
+    """Wait for the others on a thread: signals end this wait; raises ConfigError if it is too long, and PeerLost."""
     errors: list[Exception] = []
 
     def work() -> None:

@@ -169,11 +169,11 @@ class Report:
         damaged, text = 0, self.path.read_text(errors="replace")
         names, *rows = [row.split(",") for row in text.splitlines()] or [[]]  # it has no quotes; any number of columns
         for row in rows:
-            line = dict(zip(names, row, strict=False))
+            line = dict(zip(names, row, strict=False)) if len(row) == len(names) else {}
             number = line.get("generation", "")
-            is_whole = len(row) == len(names) and number.isdecimal() and len(number) < 10
-            damaged += not is_whole
-            if is_whole and int(line["generation"]) < self.population.generation:
+            if not number.isdecimal() or len(number) >= 10:
+                damaged += 1
+            elif int(number) < self.population.generation:
                 self.lineage.append(line)
         if damaged:
             self.run.log.warning(f"{self.path} is damaged: {damaged} lines that cannot be read are left out")

@@ -13,8 +13,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.population.genes import Gene, read_genes
 
 ARCHITECTURE = ("hidden", "activation", "convolutions")  # of the first members
-MUTATIONS = ("none", "architecture", "parameters", "activation", "hyperparameters")
-"""kinds of mutation; `--mutate-KIND` is the relative probability of each"""
+MUTATIONS = ("none", "architecture", "parameters", "activation", "hyperparameters")  # each with `--mutate-KIND`
 Activation = Literal["relu", "elu", "gelu", "tanh"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 NEW_KERNEL = 3  # of a convolution that evolution adds
@@ -38,10 +37,8 @@ class Args(RewardArgs, CommonArgs):
     actor_name = "member"
     fixed = (*CommonArgs.fixed, "algo", "population", "num_envs", "generation_steps", "init", *ARCHITECTURE)
     actors_learn = True
-    family: ClassVar[Literal["q", "actor_critic"]] = "q"
-    """nets: action values, with a target net; or a policy and a value"""
-    gene_table: ClassVar[dict[str, Gene]] = {}
-    """settings that can be genes"""
+    family: ClassVar[Literal["q", "actor_critic"]] = "q"  # nets: action values, with a target net; or policy and value
+    gene_table: ClassVar[dict[str, Gene]] = {}  # settings that can be genes
 
     env_id: str = "CartPole-v1"
     """gymnasium environment id; module:Env-v0 imports the module first"""
