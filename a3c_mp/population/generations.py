@@ -9,7 +9,7 @@ from a3c_mp.cli import parse_algo
 from a3c_mp.errors import TrainingError
 from a3c_mp.nets.layers import is_image
 from a3c_mp.population import ranks
-from a3c_mp.population.member import Algorithm, Confirmation, run_member
+from a3c_mp.population.member import Algorithm, run_member
 from a3c_mp.population.population import Population
 from a3c_mp.population.report import Report
 from a3c_mp.population.settings import Args, check_settings
@@ -45,20 +45,16 @@ class Generations:
     def __iter__(self) -> Iterator[Population]:
         """Yield the population whenever a generation has ended in every rank, until the run should stop.
 
-        Raises TrainingError if no member has a finite fitness, or ranks have different members, Interrupted while it
-        waits for another rank; as `Workers.take`.
+        Raises TrainingError if no member has a finite fitness or ranks differ, Interrupted, and as `Workers.take`.
         """
         while ended := self.workers.take(self._stops_waiting):
             if self.group.size > 1:
                 self._exchange()
-            confirmation: Confirmation | None = None
-            if self._reaches_goal():
-                if not (ended := self._confirm(ended)):
-                    return
-                confirmation = ended[0].payload
+            if self._reaches_goal() and not (ended := self._confirm(ended)):
+                return
             self.population.take_elite()
             if self.report is not None:
-                self.report.record(confirmation)
+                self.report.record(ended[0].payload)  # a `Confirmation`, or None
             yield self.population
             self.run.end_round()
             if self._should_stop():

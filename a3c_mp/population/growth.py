@@ -231,7 +231,7 @@ def kept_units(layers: list[list[Layer]], i: int, j: int, num: int) -> Tensor:
 
 
 def inherit(layer: Layer, old: Layer, units: Tensor, inputs: Tensor, rng: Generator) -> None:
-    """Copy `units` of the parent's layer, with their weights of `inputs`; new units are as in torch, all else is 0."""
+    """Copy `units` of the parent's layer, with their weights of `inputs`; new units are as in torch, new inputs 0."""
     num_units, *shape = layer["weight"]["online"].shape
     num_inputs = math.prod(shape)
     fresh = torch.from_numpy(rng.uniform(-1, 1, (num_units - len(units), num_inputs + 1)) / num_inputs**0.5)

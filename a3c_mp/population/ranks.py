@@ -35,8 +35,7 @@ from a3c_mp.processes.program import MUST_AGREE, describe_program, differences
 RANK_SECONDS = 86_400.0
 """longest time that a rank waits for another, which may be slower, or play games that confirm a fitness; one that ends,
 or whose machine does not answer, is noticed at once"""
-LOST_SECONDS = 10
-"""a machine that does not answer, or whose ranks do not read what is sent to them, for so long is lost"""
+LOST_SECONDS = 10  # until a machine that does not answer, or whose ranks do not read what is sent to them, is lost
 SHORTEST_WAIT, LONGEST_WAIT = 0.0005, 0.05  # between two looks at an operation, s
 PATIENCE_SECONDS = 1.0  # time for another rank's answer after a signal
 REPORT_SECONDS = 3.0  # time that a rank waits for the others before it reports that

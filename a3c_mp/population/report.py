@@ -65,13 +65,12 @@ class Report:
 
     def _warn_of_target_nets(self) -> None:
         """Warn if no member's target net ever moves."""
-        args = vars(self.args)
+        args, evolving = vars(self.args), set(self.args.evolving)
         if {"target_period", "target_rate", "learn_every"} <= args.keys():
             updates = self.args.total_steps // self.args.population // args["learn_every"]
-            is_fixed = not {"target_period", "learn_every"} & set(self.args.evolving)
-            if args["target_rate"] == 0 and "target_rate" not in self.args.evolving:
+            if args["target_rate"] == 0 and "target_rate" not in evolving:
                 self.run.log.warning("the target net of a member never moves: raise --target-rate")
-            elif is_fixed and updates < args["target_period"]:
+            elif updates < args["target_period"] and not evolving & {"target_period", "learn_every"}:
                 what = f"the target net of a member never moves in its {updates:,} updates"
                 self.run.log.warning(f"{what}: lower --target-period")
 
