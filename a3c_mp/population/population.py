@@ -181,8 +181,8 @@ class Population:
             used = used if used < shards.rows // 2 else shards.rows  # all frames are a view, some of them a copy
             replay = {name: rows[:, :used].clone() for name, rows in shards.fields().items() if name != "frame"}
             replay["frame"] = shards.fields()["frame"][:, :used].contiguous()
-        state = {"generation": self.generation, "sizes": self._sizes, "rows": self.memory.rows.clone()}
-        return state | {"replay": replay, "members": members}
+        counters = {"generation": self.generation, "sizes": self._sizes, "rows": self.memory.rows.clone()}
+        return {**counters, "replay": replay, "members": members}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`. Raises ValueError if it is of other sizes."""
