@@ -205,18 +205,19 @@ class GuardedEnvs(VectorWrapper):
 
     def reset(self, *, seed=None, options=None):
         """Start new games: the first time with the seed, later with the environments' own random numbers."""
-        assert seed is None, "the constructor has the seed"
-        if self.is_new:
-            self.is_new, every = False, np.ones(self.num_envs, np.bool_)
-            return self.reset_some(every, [env_seed(self.seed, env) for env in range(self.num_envs)])
-        return self._kept(*self.env.reset(options=options))
+        assert seed is None and options is None, "the constructor has the seed, `reset_some` resets some of them"
+        seedings = np.zeros(self.num_envs, np.int64) if self.is_new else None
+        self.is_new = False
+        return self.reset_some(np.ones(self.num_envs, np.bool_), seedings)
 
-    def reset_some(self, which: np.ndarray, seeds: list[int] | None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Reset the environments in `which`, bool [N], with a seed for each of all N, or without seeds."""
-        own: Any = seeds  # SyncVectorEnv takes one for each environment, ALE's for each that is reset
-        if seeds is not None and isinstance(self.unwrapped, AtariVectorEnv):
-            own = np.array(seeds)[which]
-        return self._kept(*self.env.reset(seed=own, options=None if which.all() else {"reset_mask": which}))
+    def reset_some(self, which: np.ndarray, seedings: np.ndarray | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Reset the environments in `which`, bool [N]; with `seedings` [N], how often each was seeded, seed them."""
+        seeds: Any = None
+        if seedings is not None:
+            seeds = [env_seed(self.seed, env, count) for env, count in enumerate(seedings.tolist())]
+            if isinstance(self.unwrapped, AtariVectorEnv):  # it takes a seed for each that is reset, others for all
+                seeds = np.array(seeds)[which]
+        return self._kept(*self.env.reset(seed=seeds, options=None if which.all() else {"reset_mask": which}))
 
     def step(self, actions: np.ndarray):
         self._check(actions)

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 
-from a3c_mp.wrappers.actions import GuardedEnvs, allowed_action, env_seed
+from a3c_mp.wrappers.actions import GuardedEnvs, allowed_action
 from a3c_mp.wrappers.atari import atari_settings, is_atari
 
 ATARI_GAMES, STICKY_STEPS = 32, 4_000
@@ -115,13 +115,13 @@ class Rebuildable(GuardedEnvs):
         self.log = GameLog(env.num_envs, seeding)
 
     def reset(self, *, seed=None, options=None):
-        return self._reset(np.ones(self.num_envs, np.bool_))
+        return self.reset_some(np.ones(self.num_envs, np.bool_), self.log.seedings)
 
     def step(self, actions):
         obs, rewards, terminated, truncated, infos = super().step(actions)
         again = self.log.step(terminated | truncated)
         if again.any():
-            obs = self._reset(again)[0]
+            obs = self.reset_some(again, self.log.seedings)[0]
         return obs, rewards, terminated, truncated, infos
 
     def start_new_games(self) -> np.ndarray:
@@ -144,9 +144,10 @@ class Rebuildable(GuardedEnvs):
         for now in range(first_start, log.now + 1):
             begins = log.start == now
             if begins.any():
-                obs = self._reset(begins)[0] if now > first_start else obs
+                if now > first_start:
+                    obs = self.reset_some(begins, log.seedings)[0]
                 for game in range(log.games[begins].max() if log.seeding.skip_games else 0):
-                    obs, _ = self.reset_some(begins & (log.games > game), None)
+                    obs, _ = self.reset_some(begins & (log.games > game))
             if now < log.now:
                 idle = self._idle_actions()
                 chosen = actions[now - first].astype(idle.dtype)
@@ -160,8 +161,3 @@ class Rebuildable(GuardedEnvs):
             return np.stack([allowed_action(self.space, mask, min) for mask in self.mask])
         idle = np.zeros(()).clip(self.low, self.high) if isinstance(self.space, Box) else self.low
         return np.broadcast_to(idle, self.shape).astype(self.space.dtype)
-
-    def _reset(self, which: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        """Reset the environments in `which`, bool [N], with their next seeds."""
-        counts = enumerate(self.log.seedings.tolist())
-        return self.reset_some(which, [env_seed(self.seed, env, count) for env, count in counts])

@@ -88,7 +88,7 @@ def play_episodes(policy: Policy, env: GuardedEnvs, episodes: int, max_steps: in
         starts = terminated | truncated
         stats.step(reward, starts)
         if (cut := ~starts & (stats.lengths >= max_steps)).any():
-            obs, _ = env.reset(options={"reset_mask": cut})
+            obs, _ = env.reset_some(cut)
             stats.done = starts = starts | cut
         for i in np.flatnonzero(stats.done & (left > 0)):
             left[i] -= 1
