@@ -1,7 +1,8 @@
 """Observations as nets take them: an image uint8 [C, H, W], float32 vectors, or both in one flat float32 array."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
 import cv2
@@ -43,9 +44,7 @@ class Part(NamedTuple):
 
     def of(self, obs: Any) -> Any:
         """The part's value in an observation."""
-        for key in self.keys:
-            obs = obs[key]
-        return obs
+        return reduce(getitem, self.keys, obs)
 
 
 class Image:
@@ -95,17 +94,16 @@ class Image:
 
 
 class Prepared(gymnasium.Wrapper):
-    """Makes observations of `images`, of which the last `stack` are joined (oldest first, zeros before the first), by
-    the function `vector`, or of both; `layout` says what is where."""
+    """Makes observations of `images`, of which the last `stack` are joined (oldest first, zeros before the first), and
+    of `parts`, flattened behind them; of neither: the whole observation as float32. `layout` says what is where."""
 
     def __init__(
-        self, env: gymnasium.Env, space: Box, layout: str, images: Sequence[Image],
-        vector: Callable[[Any], np.ndarray] | None, stack: int = 1, parts: Sequence[Part] = (),
+        self, env: gymnasium.Env, space: Box, layout: str,
+        images: Sequence[Image] = (), parts: Sequence[Part] = (), stack: int = 1,
     ):  # fmt: skip
         super().__init__(env)
-        self.observation_space, self.layout, self.images, self.vector, self.stack = space, layout, images, vector, stack
+        self.observation_space, self.layout, self.images, self.parts, self.stack = space, layout, images, parts, stack
         self.frames: np.ndarray | None = None  # of the newest observation
-        self.parts = parts  # that are flattened, behind the image
 
     def reset(self, **kwargs: Any):
         obs, info = self.env.reset(**kwargs)
@@ -118,14 +116,13 @@ class Prepared(gymnasium.Wrapper):
 
     def _prepared(self, obs: Any) -> np.ndarray:
         if not self.images:
-            assert self.vector is not None
-            return self.vector(obs)
+            return _flattened(self.parts, obs) if self.parts else np.asarray(obs, np.float32)
         image = np.concatenate([part(obs) for part in self.images])  # their channels
         if self.stack > 1:
             if self.frames is None:
                 self.frames = np.zeros((self.stack * len(image), *image.shape[1:]), np.uint8)
             self.frames = image = np.concatenate([self.frames[len(image) :], image])
-        return image if self.vector is None else np.concatenate([image.ravel(), self.vector(obs)], dtype=np.float32)
+        return np.append(image.ravel(), _flattened(self.parts, obs)) if self.parts else image
 
 
 def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> gymnasium.Env:
@@ -147,10 +144,8 @@ def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> g
                 raise UnsupportedEnv(why, "leave it out", flag, given)
         if is_whole and (space.dtype == np.float32 or (space.dtype == np.uint8 and len(space.shape or ()) == 3)):
             return env  # small images stay bytes
-        vector: Any = partial(np.asarray, dtype=np.float32) if is_whole else partial(_flattened, others)
         layout = "" if isinstance(space, Box) else _layout(others) + left_out
-        flat = _vector_space(others, flat=not is_whole)
-        return Prepared(env, flat, layout, (), vector, 1, () if is_whole else others)
+        return Prepared(env, _vector_space(others, flat=not is_whole), layout, parts=() if is_whole else others)
     if len({image.shape[1:] for image in images}) > 1:
         sizes = ", ".join(f"{image.part.path} {image.part.space.shape}" for image in images)
         fix = "--frame-size 84 gives them one, --obs-keys chooses among them"
@@ -161,10 +156,10 @@ def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> g
     shape = (stack * sum(image.shape[0] for image in images), *images[0].shape[1:])
     layout = f"image {shape} of {' and '.join(map(str, images))}{f', {stack} frames' if stack > 1 else ''}"
     if not others:
-        return Prepared(env, Box(0, 255, shape, np.uint8), layout + left_out, images, None, stack)
+        return Prepared(env, Box(0, 255, shape, np.uint8), layout + left_out, images, stack=stack)
     both = ImageAndVector(shape, _vector_space(others))
     layout += f", {_layout(others, int(np.prod(shape)))}{left_out}"
-    return Prepared(env, both, layout, images, partial(_flattened, others), stack, others)
+    return Prepared(env, both, layout, images, others, stack)
 
 
 def unprepared(env: gymnasium.Env) -> gymnasium.Env:
