@@ -51,15 +51,12 @@ class CheckedEnv(gymnasium.Wrapper):
             self.seed, self.steps = kwargs["seed"], 0
         if not kwargs.get("options"):  # gymnasium passes {} where some of the environments are reset, else None
             kwargs.pop("options", None)
-        return self._copied(self._checked("reset()", RESET, self.env.reset, **kwargs))
+        return self._checked("reset()", RESET, self.env.reset, **kwargs)
 
     def step(self, action):
         result = self._checked("step()", STEP, self.env.step, action)
         self.steps += 1
-        return self._copied(result)
-
-    def _copied(self, result: tuple) -> tuple:
-        return (np.array(result[0]), *result[1:]) if isinstance(self.space, Box) else result
+        return result
 
     def place(self) -> str:
         """Which environment this is, and how far it is, for errors and warnings."""
@@ -77,7 +74,8 @@ class CheckedEnv(gymnasium.Wrapper):
             error.add_note(f"(raised by {call} of {self.place()})")
             raise
         self.beat()
-        return *result[:-1], {} if mask is None else {"action_mask": mask}
+        obs = np.array(result[0]) if isinstance(self.space, Box) else result[0]
+        return obs, *result[1:-1], {} if mask is None else {"action_mask": mask}
 
     def _mask(self, call: str, info: dict[str, Any], ended: bool) -> np.ndarray | None:
         """The mask of actions in an info: all have one, or none has, but for the end of an episode."""
