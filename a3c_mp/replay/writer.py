@@ -31,13 +31,13 @@ class EnvStep(NamedTuple):
 
 
 def writer_state_spec(num_envs: int, n_step: int) -> Spec:
-    """Shapes and dtypes of `Writer.fields`."""
+    """Shapes and dtypes of `Writer.fields`: what began at step t lies in place t % n of those of shape [n, B]."""
     return {
-        "nstep_returns": ((n_step, num_envs), torch.float64),
-        "nstep_q": ((n_step, num_envs), torch.float64),
-        "nstep_pending": ((n_step, num_envs), torch.bool),
-        "nstep_time": ((1,), torch.int64),
-        "writer_t": ((num_envs,), torch.int64),
+        "nstep_returns": ((n_step, num_envs), torch.float64),  # discounted sums of the rewards so far
+        "nstep_q": ((n_step, num_envs), torch.float64),  # Q(s, a)
+        "nstep_pending": ((n_step, num_envs), torch.bool),  # whether a transition is incomplete
+        "nstep_time": ((1,), torch.int64),  # steps so far
+        "writer_t": ((num_envs,), torch.int64),  # steps since the episode's start
     }
 
 
@@ -67,16 +67,13 @@ class Writer:
         self.reward_scale = 1.0  # of the net that gives values and Q; rewards in the replay are as they come
         self.powers = gamma ** np.arange(n_step)
         self.discounts = np.array([0.0, *(gamma ** np.arange(1, n_step + 1))])  # of a transition over m steps
-        if restored:
-            names = "nstep_returns", "nstep_q", "nstep_pending", "writer_t"
-            self.returns, self.q, self.pending, self.t = (restored[name].copy() for name in names)
-            self.time = int(restored["nstep_time"][0])
-            return
-        self.time = 0  # steps so far; what began at step t lies in place t % n of the arrays [n, B]
-        self.returns, self.q = np.zeros((2, n_step, shards.num_envs))  # discounted sums of the rewards so far, Q(s, a)
-        self.pending = np.zeros((n_step, shards.num_envs), np.bool_)  # whether a transition is incomplete
-        self.t = np.zeros_like(self.row)  # [B] steps since the episode's start
-        shards.drop_incomplete(shard)
+        if not restored:
+            shards.drop_incomplete(shard)
+            spec = writer_state_spec(shards.num_envs, n_step).items()
+            restored = {name: torch.zeros(shape, dtype=dtype).numpy() for name, (shape, dtype) in spec}
+        names = "nstep_returns", "nstep_q", "nstep_pending", "writer_t"
+        self.returns, self.q, self.pending, self.t = (restored[name].copy() for name in names)
+        self.time = int(restored["nstep_time"][0])
 
     def fields(self) -> dict[str, np.ndarray]:
         """State that a successor needs to continue from here, besides the contents of the shard."""
