@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -252,7 +253,7 @@ class Replay:
         self.dropped = state["dropped"]
 
 
-class Prefetch:
+class Prefetch(AbstractContextManager):
     """Samples batches ahead on a thread; use it in a `with` block.
 
     With `ahead` 0 it samples on demand, without a thread (deterministic runs); `pin` page-locks the batches' memory,
@@ -264,9 +265,6 @@ class Prefetch:
         self._held, *self._free = (Batch.empty(replay.shards, batch_size, pin) for _ in range(ahead + 1))
         self._thread = ThreadPoolExecutor(1, "prefetch")  # it starts with the first batch
         self._batches: deque[Future[Batch]] = deque()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self._thread.shutdown(cancel_futures=True)
