@@ -7,7 +7,7 @@ A net with an LSTM also takes the LSTM's state [B, S] and returns the next one. 
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.nets.distributions import ActionHead, Distribution
+from a3c_mp.nets.distributions import MASKED, ActionHead, Distribution
 from a3c_mp.nets.layers import LSTMCore, ResidualBlock
 from a3c_mp.nets.obs_norm import ObsNorm
 
@@ -33,8 +33,9 @@ class ActorCritic(nn.Module):
 
         An action that was not allowed when the behaviour policy acted has probability 0 and no gradient in both.
         """
-        masked = self.head.masked_as(logits, behaviour_logits)
-        return self.head.distribution(masked), self.head.distribution(behaviour_logits)
+        if self.head.sizes:
+            logits = logits.masked_fill(behaviour_logits == MASKED, MASKED)
+        return self.distribution(logits), self.distribution(behaviour_logits)
 
     def initial_state(self, num_envs: int) -> list[Tensor]:
         """The LSTM state at the start of B episodes, [zeros [B, S] float32]; [] without an LSTM."""

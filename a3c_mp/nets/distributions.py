@@ -154,8 +154,8 @@ class ActionHead(nn.Module):
         super().__init__()
         if not isinstance(space, ACTIONS) or np.any(getattr(space, "start", 0)):
             raise ValueError(f"there is no policy for actions {space}; discrete ones must start from 0")
-        self.space, self.num_outputs, self.sizes = space, num_outputs(space), num_choices(space).tolist()
-        self.mean_limit = mean_limit
+        self.space, self.num_outputs, self.mean_limit = space, num_outputs(space), mean_limit
+        self.sizes = num_choices(space).tolist()  # of each choice; none for continuous actions
         if isinstance(space, Box):
             self.log_std = nn.Parameter(torch.full((self.num_outputs,), log_std_init))
             bounded = torch.from_numpy(ActionScaling(space).is_bounded.flatten())
@@ -167,10 +167,6 @@ class ActionHead(nn.Module):
             return outputs
         means = torch.where(self.bounded, self.mean_limit * (outputs / self.mean_limit).tanh(), outputs)
         return torch.cat([means, self.log_std.to(outputs.dtype).expand_as(outputs)], dim=-1)
-
-    def masked_as(self, params: Tensor, others: Tensor) -> Tensor:
-        """Parameters [..., P] with those logits masked that are masked in `others`, [..., P]."""
-        return params if isinstance(self.space, Box) else params.masked_fill(others == MASKED, MASKED)
 
     def distribution(self, params: Tensor) -> Distribution:
         """The distribution with parameters [..., P]; its actions have the shape [..., *space.shape]."""
