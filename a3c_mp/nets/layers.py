@@ -54,20 +54,14 @@ class JoinedTorso(nn.Module):
 def image_torso(
     net: str | Sequence[tuple[int, ...]], obs_shape: tuple[int, ...], image_shape: tuple[int, ...]
 ) -> nn.Module:
-    """The `convolutions` of images, joined with a vector if observations have one beside them."""
-    torso = convolutions(net, image_shape[0])
-    numbers = torch.Size(obs_shape).numel() - torch.Size(image_shape).numel()
-    return JoinedTorso(torso, image_shape, numbers) if numbers else torso
+    """Convolutions by name, or by (channels, kernel size, stride, padding): [N, *obs_shape] -> [N, features].
 
-
-def convolutions(net: str | Sequence[tuple[int, ...]], channels: int) -> nn.Sequential:
-    """Convolutions by name, or by (channels, kernel size, stride, padding): [N, channels, H, W] -> [N, features].
-
-    "deep" has 3 sections of convolution, max-pooling and two residual blocks (Espeholt et al. 2018, figure 3, right),
-    "resnet" a first stride of 2 and one block in each, for a fifth of the arithmetic. The last ReLU comes after
-    Flatten: before it, its gradient would mix the memory formats of images and features, and take ten times as long.
+    A vector beside the images is joined with their features. "deep" has 3 sections of convolution, max-pooling and two
+    residual blocks (Espeholt et al. 2018, figure 3, right), "resnet" a first stride of 2 and one block in each, for a
+    fifth of the arithmetic. The last ReLU comes after Flatten: before it, its gradient would mix the memory formats of
+    images and features, and take ten times as long.
     """
-    modules: list[nn.Module] = []
+    modules, channels = list[nn.Module](), image_shape[0]
     if isinstance(net, str) and net in RESIDUAL:
         first, blocks = RESIDUAL[net]
         for outputs, geometry in ((16, first), (32, (3, 1, 1)), (32, (3, 1, 1))):
@@ -79,7 +73,9 @@ def convolutions(net: str | Sequence[tuple[int, ...]], channels: int) -> nn.Sequ
             modules += [nn.Conv2d(channels, outputs, *sizes), nn.ReLU()]  # type: ignore[arg-type]
             channels = outputs
         modules.pop()
-    return nn.Sequential(*modules, nn.Flatten(), nn.ReLU())
+    torso = nn.Sequential(*modules, nn.Flatten(), nn.ReLU())
+    numbers = torch.Size(obs_shape).numel() - torch.Size(image_shape).numel()
+    return JoinedTorso(torso, image_shape, numbers) if numbers else torso
 
 
 @torch.no_grad()

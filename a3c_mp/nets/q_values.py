@@ -54,7 +54,7 @@ class OwnQ(QNet):
 class DuelingQ(QNet):
     """Dueling Q network: Q(s, a) = V(s) + A(s, a) - mean_a A(s, a) (Wang et al. 2016, equation 9).
 
-    Images go through the convolutions of Mnih et al. 2015, or others (see `layers.convolutions`), vectors through one
+    Images go through the convolutions of Mnih et al. 2015, or others (see `layers.image_torso`), vectors through one
     hidden layer; value and advantage then have hidden layers of their own. On images the two have 512 units together,
     as many as the net of Mnih et al. `image` is as in `ObsNorm`.
 
@@ -136,5 +136,5 @@ class TD3Net(DDPGNet):
 
 
 def near_zero(layer: nn.Module) -> None:
-    nn.init.uniform_(layer.weight, -3e-3, 3e-3)  # type: ignore[arg-type]
-    nn.init.uniform_(layer.bias, -3e-3, 3e-3)  # type: ignore[arg-type]
+    for tensor in layer.parameters():
+        nn.init.uniform_(tensor, -3e-3, 3e-3)
