@@ -4,36 +4,32 @@ The logits are those of discrete actions; for continuous ones they are the param
 A net with an LSTM also takes the LSTM's state [B, S] and returns the next one. S is its `lstm_size`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from a3c_mp.nets.distributions import MASKED, ActionHead, Distribution
-from a3c_mp.nets.layers import LSTMCore, ResidualBlock
+from a3c_mp.nets.layers import LSTMCore, ResidualBlock, mlp
 from a3c_mp.nets.obs_norm import ObsNorm
 
 
 class ActorCritic(nn.Module):
-    """Base of actor-critic nets: `norm` is applied to the observations, `head` to the outputs of the policy.
-
-    Values are those of rewards that are multiplied by `reward_scale`, which the learner sets.
-    """
+    """Base of actor-critic nets: `norm` is applied to the observations, `head` to the outputs of the policy."""
 
     lstm_size = 0
 
     def __init__(self, norm: ObsNorm, head: ActionHead):
         super().__init__()
         self.norm, self.head = norm, head
-        self.register_buffer("reward_scale", torch.ones(()))
+        self.register_buffer("reward_scale", torch.ones(()))  # the learner's, of the rewards that values are of
 
     def distribution(self, logits: Tensor) -> Distribution:
         return self.head.distribution(logits)
 
     def distributions(self, logits: Tensor, behaviour_logits: Tensor) -> tuple[Distribution, Distribution]:
-        """(Policy, behaviour policy) of the same states, with logits [..., P].
-
-        An action that was not allowed when the behaviour policy acted has probability 0 and no gradient in both.
-        """
-        if self.head.sizes:
+        """(Policy, behaviour policy) of the same states, with logits [..., P]."""
+        if self.head.sizes:  # what was not allowed when the behaviour policy acted has probability 0 in both
             logits = logits.masked_fill(behaviour_logits == MASKED, MASKED)
         return self.distribution(logits), self.distribution(behaviour_logits)
 
@@ -51,18 +47,16 @@ class ActorCritic(nn.Module):
 
 
 class LayeredActorCritic(ActorCritic):
-    """Actor-critic of a torso, an optional LSTM, and a head each for policy and value.
-
-    `torso`: normalized observations [N, *obs_shape] -> features [N, F]; `core`: an LSTM on the features; `policy`:
-    features -> `head.num_outputs` outputs; `value`: features -> one.
-    """
+    """Actor-critic of a torso, normalized observations [N, *obs_shape] -> features [N, F], an optional LSTM on them,
+    and MLPs with layers of these `sizes`, from F on, for policy and value."""
 
     def __init__(
-        self, norm: ObsNorm, head: ActionHead, torso: nn.Module, core: LSTMCore | None,
-        policy: nn.Sequential, value: nn.Sequential,
+        self, norm: ObsNorm, head: ActionHead, torso: nn.Module, sizes: Sequence[int], activation: type[nn.Module],
+        core: LSTMCore | None = None,
     ):  # fmt: skip
         super().__init__(norm, head)
-        self.torso, self.core, self.policy, self.value = torso, core, policy, value
+        self.torso, self.core = torso, core
+        self.policy, self.value = (mlp([*sizes, num], activation) for num in (head.num_outputs, 1))
         self.lstm_size = 0 if core is None else 2 * core.from_output.in_features
         init_orthogonal(self)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

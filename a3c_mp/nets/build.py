@@ -9,12 +9,11 @@ from torch import nn
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.actor_critic import ActorCritic, LayeredActorCritic
 from a3c_mp.nets.distributions import ActionHead
-from a3c_mp.nets.layers import CONVOLUTIONS, RESIDUAL, LSTMCore, image_shape, image_torso, mlp, num_features
+from a3c_mp.nets.layers import CONVOLUTIONS, RESIDUAL, LSTMCore, image_shape, image_torso, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
 NETS = *CONVOLUTIONS, *RESIDUAL  # `--net`, besides `module:function`
-HIDDEN, SHARED_UNITS, OWN_UNITS = (64, 64), 256, 512
-"""of MLPs; of the layer that policy and value share; of each one's own hidden layer on images (`--net nature`)"""
+HIDDEN, SHARED_UNITS, OWN_UNITS = (64, 64), 256, 512  # of MLPs; shared by policy and value; each one's own on images
 
 
 class NetSpec(NamedTuple):
@@ -68,9 +67,7 @@ def make_actor_critic(
         sizes: list[int] = [SHARED_UNITS]
     else:
         sizes = [features, OWN_UNITS] if image else [features, *(spec.hidden or HIDDEN)]
-    activation = nn.ReLU if image else nn.Tanh
-    policy, value = mlp([*sizes, head.num_outputs], activation), mlp([*sizes, 1], activation)
-    return LayeredActorCritic(norm, head, torso, core, policy, value)
+    return LayeredActorCritic(norm, head, torso, sizes, nn.ReLU if image else nn.Tanh, core)
 
 
 def check_net(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:
