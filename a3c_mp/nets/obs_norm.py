@@ -12,8 +12,7 @@ from a3c_mp.nets.obs_stats import FAR_FROM_EQUALS, ImageStats, JoinedStats, Vect
 KNEE = 5.0  # normalized values are what they are up to here; beyond, those of vectors grow with the logarithm
 SLOPE = 0.1  # and those of images, which end at 255 grey levels, with this slope
 LARGE_IMAGE = 128 * 128  # pixels of an image beyond which a step takes several times as long as with 84 x 84
-VALUES_AT_ONCE = 125_000
-"""values of images that are normalized together on a CPU: they stay in a core's cache from one operation to the next"""
+VALUES_AT_ONCE = 125_000  # of images, normalized together on a CPU: they stay in a core's cache between operations
 MOST_MERGED = 128  # channels that OpenCV merges
 
 
@@ -23,9 +22,7 @@ class ObsNorm(nn.Module):
     Burda et al. 2018 ("Exploration by random network distillation"), section 2.4, without their clipping to +-5: it
     makes the values of a rare feature equal, which lie at 10 to 50 deviations where it is in one of 1,000 states.
     In Pong all but a few pixels are the same in every frame; normalization leaves the ball and the paddles. Images are
-    uint8, divided by 255 at first.
-
-    Buffers are what actors need. The statistics belong to the learner, which saves them in checkpoints.
+    uint8, divided by 255 at first. Buffers are what actors need; the learner saves the statistics in checkpoints.
 
     `image` says whether observations are images; or it is the shape of the one whose pixels flat float32 observations
     begin with.
@@ -57,10 +54,9 @@ class ObsNorm(nn.Module):
     def update(self, obs: Tensor) -> int:
         """Update the statistics with observations [N, *shape]; return how many values are too far to be told apart."""
         mean, deviation, far = self.stats.update(obs)
-        # Whole grey levels are exact in bfloat16, so the actors' copies subtract exactly what the learner does. One
-        # grey level is added to the deviation, so that pixels that hardly ever change do not dominate the input.
+        # Whole grey levels are exact in bfloat16, so the actors' copies subtract exactly what the learner does.
         self.shift.copy_(mean.round() if self.image else mean, non_blocking=True)
-        self.scale.copy_(1 / (deviation + 1.0 if self.image else deviation), non_blocking=True)
+        self.scale.copy_(1 / deviation, non_blocking=True)
         return far
 
     def forward(self, obs: Tensor) -> Tensor:

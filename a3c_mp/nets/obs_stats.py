@@ -6,21 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FAR = 1e6
-"""distance from the mean (standard deviations) beyond which a value is left out: a sensor without a reading, say"""
+FAR = 1e6  # distance from the mean (standard deviations) beyond which a value is left out: no reading, say
 FAR_FROM_EQUALS = 1e15  # the same distance, in units of the feature, where all others are equal; most that nets see
 SMALLEST = 2.0**-34  # values and deviations below it count as 0
 RARE = 1e-4  # share of a feature's values below which a bin does not say on which scale the feature varies
 COMMON = 0.05  # share of a feature's values above which several that differ are no failure of a sensor
 ROUNDED = 4e-6  # share of the other values that is rounding to float32, as in sines of headings that were added up
 LARGEST_EXPONENT = 128
-MANY_FEATURES = 4096
-"""features beyond which bins are 256 times as wide as the last one, instead of twice: they take less memory"""
+MANY_FEATURES = 4096  # beyond these, bins are 256 times as wide as the last one, not twice: they take less memory
 VALUES_AT_ONCE, ROWS_AT_ONCE = 100_000, 16  # of a batch that enter the statistics: a sample of wide observations
 
 
 class ImageStats:
-    """Running mean and variance of images uint8 [N, *shape]; bytes have no outliers."""
+    """Running mean and variance of images uint8 [N, *shape]; bytes have no outliers.
+
+    One grey level is added to the deviation, so that pixels that hardly ever change do not dominate the input.
+    """
 
     def __init__(self, shape: tuple[int, ...]):
         self.count, self.mean, self.variance = torch.zeros(()), torch.zeros(1, *shape), torch.ones(1, *shape)
@@ -34,7 +35,7 @@ class ImageStats:
         total, delta = self.count + len(obs), mean - self.mean
         squares = self.variance * self.count + variance * len(obs) + delta.square() * self.count * len(obs) / total
         self.mean, self.variance, self.count = self.mean + delta * len(obs) / total, squares / total, total
-        return self.mean, self.variance.sqrt(), 0
+        return self.mean, self.variance.sqrt() + 1.0, 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count, "mean": self.mean, "variance": self.variance}
@@ -44,10 +45,7 @@ class ImageStats:
 
 
 class JoinedStats:
-    """Statistics of flat observations [N, pixels + numbers] that begin with the pixels of an image.
-
-    One grey level is added to the deviations of pixels, as `ObsNorm` does with those of images.
-    """
+    """Statistics of flat observations [N, pixels + numbers] that begin with the pixels of an image."""
 
     def __init__(self, pixels: int, numbers: int):
         self.sizes = [pixels, numbers]
@@ -57,7 +55,7 @@ class JoinedStats:
         pixels, numbers = obs.split(self.sizes, dim=1)
         mean, deviation, _ = self.image.update(pixels)
         mean_of_numbers, of_numbers, far = self.vector.update(numbers)
-        deviation = torch.cat([deviation + 1.0, of_numbers.to(deviation)], dim=1)
+        deviation = torch.cat([deviation, of_numbers.to(deviation)], dim=1)
         return torch.cat([mean, mean_of_numbers.to(mean)], dim=1), deviation, far
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,10 +82,9 @@ class VectorStats:
         self.moments = torch.zeros(3, bins, num_features)  # count, mean, deviation of each bin
 
     def update(self, obs: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Merge observations [N, *shape] into the statistics.
+        """Merge observations [N, *shape] into the statistics; NaN and infinities are left out.
 
-        Returns (mean [1, *shape], deviation [1, *shape], 1 where all are equal; how many values are `FAR` from it). NaN
-        and infinities are left out.
+        Returns (mean [1, *shape], deviation [1, *shape], 1 where all are equal; how many values are `FAR` from it).
         """
         rows = max(VALUES_AT_ONCE // self.moments.shape[2], ROWS_AT_ONCE)
         if rows < len(obs):  # of all environments: a fixed step could be their number
