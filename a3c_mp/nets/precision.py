@@ -4,7 +4,6 @@ Master weights, returns and losses are always float32.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -17,23 +16,20 @@ from a3c_mp.nets.obs_norm import ObsNorm
 def acting_dtype(precision: str, net: nn.Module, device: torch.device | None = None) -> torch.dtype:
     """Return bfloat16 or float32, for `--precision {auto,fp32,bf16}`: what actors hold the weights of a net in.
 
-    `device` is that of the actors, by default the net's; `net.norm` is an `ObsNorm`.
-
-    bfloat16 is for nets on images. Vectors stay in float32: a bfloat16 has 8 bits, enough for a pixel, but not for a
-    position far from 0, and small nets are bound by call overhead. `auto` uses it where the hardware supports it
-    natively (AMX, AVX-512 BF16, CUDA capability 8.0 and newer). `fp32` leaves torch's own setting of TF32 as it is.
+    `device` is that of the actors, by default the net's. bfloat16 is for nets on images. Vectors stay in float32: a
+    bfloat16 has 8 bits, enough for a pixel, but not for a position far from 0, and small nets are bound by call
+    overhead. `auto` uses it where the hardware supports it natively (AMX, AVX-512 BF16, CUDA capability 8.0 and newer).
+    `fp32` leaves torch's own setting of TF32 as it is.
     """
     assert isinstance(net.norm, ObsNorm), net
     bf16 = precision == "bf16" or (precision == "auto" and has_native_bf16(device or net.norm.shift.device))
     return torch.bfloat16 if net.norm.image and bf16 else torch.float32
 
 
-def autocast(precision: str, net: nn.Module) -> AbstractContextManager:
+def autocast(precision: str, net: nn.Module) -> torch.autocast:
     """Return a context in which the learner's net, whose weights stay float32, computes in `acting_dtype`."""
-    dtype = acting_dtype(precision, net)
-    if dtype == torch.float32:
-        return nullcontext()
-    return torch.autocast(next(net.parameters()).device.type, dtype)
+    is_bf16 = acting_dtype(precision, net) == torch.bfloat16
+    return torch.autocast(next(net.parameters()).device.type, torch.bfloat16, enabled=is_bf16)
 
 
 def has_native_bf16(device: torch.device) -> bool:
