@@ -78,9 +78,9 @@ class Replay:
         self._lock = threading.Lock()  # guards the tree and the counters; gathering needs no lock
 
     def ingest(self, shard: int) -> int:
-        """Make the transitions that the shard's writer has committed since the last call available to `sample`.
+        """Make what the shard's writer has committed since the last call available to `sample`; return how many.
 
-        Returns how many are new. In a deterministic run the writer must be idle.
+        In a deterministic run the writer must be idle.
         """
         lanes = self.shards.lanes(shard)
         with self._lock:
@@ -210,14 +210,15 @@ class Replay:
         are saved.
         """
         with self._lock:
-            used = int(self.written.max())
-            used = used if used < self.shards.rows // 2 else self.shards.rows
-            fields = {name: field[:, :used] for name, field in self.shards.fields().items()}
+            shards, used = self.shards, int(self.written.max())
+            used = used if used < shards.rows // 2 else shards.rows
+            fields = {name: field[:, :used] for name, field in shards.fields().items()}
+            leaves = self.tree.leaves.reshape(shards.num_lanes, shards.rows)
             return {
                 "sizes": self._sizes(),
                 "frame": fields.pop("frame").contiguous(),
                 "fields": {name: field.clone() for name, field in fields.items()},
-                "leaves": torch.from_numpy(self._leaves()[:, :used].copy()),
+                "leaves": torch.from_numpy(leaves[:, :used].copy()),
                 "priority_exponent": self.priority_exponent,
                 **{name: torch.from_numpy(getattr(self, name).copy()) for name in ("seen", "written", "tail")},
                 "rng": self.rng.bit_generator.state,
@@ -226,9 +227,6 @@ class Replay:
 
     def _sizes(self) -> list[int]:
         return [self.shards.num_shards, self.shards.num_envs, self.shards.rows, self.shards.stack]
-
-    def _leaves(self) -> np.ndarray:
-        return self.tree.leaves.reshape(self.shards.num_lanes, self.shards.rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of equal sizes, else ConfigError; priorities get the exponent of this replay."""
@@ -246,8 +244,7 @@ class Replay:
         shards.writable_until[:] = np.maximum(self.written, shards.rows)
         if exponent not in (0, self.priority_exponent):
             saved = np.where(saved > 0, saved ** (self.priority_exponent / exponent), 0.0)
-        leaves = np.arange(len(self.tree.leaves)).reshape(self._leaves().shape)[:, :used]
-        self.tree[leaves.ravel()] = saved.ravel()
+        self.tree[self._leaf(*np.indices(saved.shape)).ravel()] = saved.ravel()
         self.size = int(np.count_nonzero(self.tree.leaves))
         self.rng.bit_generator.state = state["rng"]
         self.dropped = state["dropped"]
@@ -256,8 +253,7 @@ class Replay:
 class Prefetch(AbstractContextManager):
     """Samples batches ahead on a thread; use it in a `with` block.
 
-    With `ahead` 0 it samples on demand, without a thread (deterministic runs); `pin` page-locks the batches' memory,
-    for copies to a GPU.
+    With `ahead` 0 it samples on demand, without a thread (deterministic runs); `pin` page-locks batches for a GPU.
     """
 
     def __init__(self, replay: Replay, batch_size: int, ahead: int, pin: bool = False):

@@ -33,7 +33,6 @@ class Shards:
     Args:
         num_shards, num_envs: actors, and environments of each (B).
         rows: length of each lane; the replay holds slightly less than `num_shards * num_envs * rows` transitions.
-        obs_space, action_space: a Box, and a Discrete, MaskedDiscrete or Box.
         stack: observations [stack, ...] are the last `stack` frames of the episode, oldest first, zeros before its
             first, and only the newest is stored. With 1 the whole observation is stored as it is.
 

@@ -14,9 +14,11 @@ class SumTree:
 
     def __init__(self, capacity: int):
         self.capacity = capacity
-        self.levels = [np.zeros(_round_up(capacity))]  # the leaves first
+        parents = -(-capacity // FANOUT)
+        self.levels = [np.zeros(parents * FANOUT)]  # the leaves first
         while len(self.levels[-1]) > TOP:
-            self.levels.append(np.zeros(_round_up(len(self.levels[-1]) // FANOUT)))
+            parents = -(-parents // FANOUT)
+            self.levels.append(np.zeros(parents * FANOUT))
 
     @property
     def total(self) -> float:
@@ -60,7 +62,3 @@ class SumTree:
             sums = sums - np.where(child > 0, edges[np.arange(len(node)), child - 1], 0.0)
             node = node * FANOUT + child
         return node
-
-
-def _round_up(count: int) -> int:
-    return -(-count // FANOUT) * FANOUT

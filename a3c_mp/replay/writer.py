@@ -81,11 +81,7 @@ class Writer:
         return {**numbers, "nstep_time": np.array([self.time % self.n]), "writer_t": self.t}
 
     def step(self, step: EnvStep) -> None:
-        """Append one step of every environment.
-
-        A transition's n-step return bootstraps from the `value` of a later call, so it is committed n calls later, or
-        when its episode ends. Raises RuntimeError if the learner has not made room.
-        """
+        """Append one step of every environment. Raises RuntimeError if the learner has not made room."""
         cut = step.terminated if step.life_lost is None else step.terminated | step.life_lost
         truncated = step.truncated & ~step.terminated
         row, writable_until = self.row.copy(), read_counters(self.arrays["writable_until"])
@@ -123,10 +119,7 @@ class Writer:
         self, place: int | np.ndarray, env: np.ndarray, row: np.ndarray, age: int | np.ndarray,
         offset: int | np.ndarray, values: np.ndarray | None,
     ) -> None:  # fmt: skip
-        """Write the transitions that lie in (place, env) and began `age` steps before the newest, which has rows [B].
-
-        They bootstrap from `values[env]` after `offset` steps; where that is 0, the return was cut.
-        """
+        """Write the transitions in (place, env), begun `age` steps ago, with `values[env]` after `offset` (0: cut)."""
         reward, discount = self.returns[place, env], self.discounts[offset]
         bootstrap = 0.0 if values is None else np.where(offset > 0, values[env], 0.0)
         error = np.abs(self.reward_scale * reward + discount * bootstrap - self.q[place, env])
