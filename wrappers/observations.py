@@ -16,7 +16,6 @@ from a3c_mp.wrappers.ids import Extras, UnsupportedEnv
 SMALLEST_IMAGE = 36  # pixels a side that the convolutions need; smaller images are treated as vectors
 NUMBERS = Box | Discrete | MultiBinary | MultiDiscrete  # spaces of parts that nets can take
 WIDEST = 2**16  # distance of the bounds of a pixel that is a float; wider ones stand for infinity
-MOST_AXES = 4  # of images; those besides height and width, such as stacked frames and colours, become channels
 OWN_WRAPPER = "give --wrapper module:Class, a gymnasium.ObservationWrapper of your own"
 
 
@@ -162,11 +161,6 @@ def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> g
     return Prepared(env, both, layout, images, others, stack)
 
 
-def unprepared(env: gymnasium.Env) -> gymnasium.Env:
-    """The environment without what `as_array` has added."""
-    return env.env if isinstance(env, Prepared) else env
-
-
 def layout(env: gymnasium.Env) -> str:
     """What the log says of observations: which numbers are which part, such as `position 0-1, phase 2-5 one-hot`, or
     what an image is made of; "" if they are the environment's own."""
@@ -198,14 +192,10 @@ def _chosen(space: Space, env_id: str, names: Sequence[str]) -> tuple[list[Part]
 
 
 def _height_axis(part: Part, env_id: str) -> int | None:
-    """The axis of an image's height, which that of its width follows; None if the part is no image.
-
-    An image has 2 to 4 axes, two neighbours of at least `SMALLEST_IMAGE` pixels, and bytes, or numbers between the same
-    bounds everywhere. If there are several such pairs, the fewest channels decide.
-    """
+    """The axis of an image's height, before that of its width, so that the fewest channels are left; None: no image."""
     space, shape = part.space, part.space.shape or ()
     pairs = {i: shape[i] * shape[i + 1] for i in range(len(shape) - 1) if min(shape[i : i + 2]) >= SMALLEST_IMAGE}
-    if not isinstance(space, Box) or not pairs or len(shape) > MOST_AXES:
+    if not isinstance(space, Box) or not pairs or len(shape) > 4:
         return None
     low, high = float(space.low.flat[0]), float(space.high.flat[0])
     is_float = space.dtype is not None and space.dtype.kind == "f"
@@ -256,8 +246,7 @@ def _layout(parts: Sequence[Part], start: int = 0) -> str:
 def leaves(space: Space, obs: Any = None, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Space, Any]]:
     """(keys, space, value) of each part of a structured observation, in the order in which gymnasium flattens them.
 
-    Without an observation, the values are None. `keys` lead to the space in a larger one. Raises ValueError if `obs`
-    has other parts than its space.
+    Without an observation, the values are None. Raises ValueError if it has other parts than its space.
     """
     names: list[Any]
     if isinstance(space, Dict):

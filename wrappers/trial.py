@@ -12,7 +12,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from a3c_mp.wrappers.actions import ACTIONS, ActionScaling, PlainActions, allowed_action, bounds, with_plain_actions
 from a3c_mp.wrappers.contract import BrokenContract, CheckedEnv
-from a3c_mp.wrappers.observations import NUMBERS, Image, Part, Prepared, leaves, unprepared
+from a3c_mp.wrappers.observations import NUMBERS, Image, Part, Prepared, leaves
 
 
 class Trial(NamedTuple):
@@ -28,9 +28,10 @@ def check_contract(env: gymnasium.Env) -> Trial:
     It keeps the wrappers of its own, but not those that gymnasium and `make_env` have added: their errors would not
     name its fault. Raises BrokenContract, or what the environment raises.
     """
-    prepared, env = env, unprepared(env)
-    images, parts = (prepared.images, prepared.parts) if isinstance(prepared, Prepared) else ((), ())
-    used = [*(image.part for image in images), *parts]
+    images: Sequence[Image] = ()
+    used: list[Part] = []
+    if isinstance(env, Prepared):
+        images, used, env = env.images, [*(image.part for image in env.images), *env.parts], env.env
     while isinstance(env, PlainActions | OrderEnforcing | TimeLimit):
         env = env.env
     for each in (env, env.unwrapped):  # a wrapper of its own may pass on any keywords

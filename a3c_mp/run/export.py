@@ -31,7 +31,7 @@ from a3c_mp.seeds import seed_global_generators
 from a3c_mp.wrappers import FRAME_SKIP, RECORDER, ActionScaling, assume_identity, close, is_atari, make_env, mask_in
 from a3c_mp.wrappers.actions import PlainActions, num_choices
 from a3c_mp.wrappers.atari import screen_settings
-from a3c_mp.wrappers.observations import ImageAndVector, Part, Prepared, leaves, unprepared
+from a3c_mp.wrappers.observations import ImageAndVector, Part, Prepared, leaves
 
 
 class ExportedPolicy(nn.Module):
@@ -80,7 +80,7 @@ def usage_of(env_id: str, net: nn.Module, spaces: tuple[gymnasium.Space, gymnasi
         output["parts"] = num_choices(actions).tolist()
     with ExitStack() as stack:
         stack.callback(close, env := make_env(env_id))
-        structure = (inner := unprepared(env)).observation_space
+        structure = (inner := env.env if isinstance(env, Prepared) else env).observation_space
         if isinstance(inner, PlainActions) and not isinstance(actions, Box):
             starts = [0 * num_choices(part) + np.ravel(getattr(part, "start", 0)) for _, part, _ in leaves(inner.own)]
             action["start"] = np.concatenate(starts).reshape(actions.shape or ()).tolist()
