@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from a3c_mp.wrappers import ACTIONS, ActionScaling, num_choices
 
-MASKED = -1e30
-"""logit of an action that is not allowed: its probability is exactly 0, and every term of a loss stays finite"""
-LOWEST_ALLOWED = -1e29
-"""lowest logit of an action that is allowed, beside masked ones: a net that diverges must not prefer those"""
+MASKED = -1e30  # logit of a forbidden action: its probability is exactly 0, and every term of a loss stays finite
+LOWEST_ALLOWED = -1e29  # lowest logit of allowed ones beside them: a net that diverges must not prefer forbidden ones
 
 
 def mask_logits(logits: Tensor, mask: np.ndarray | None) -> Tensor:
@@ -58,13 +56,10 @@ class Categorical:
 
 
 class MultiCategorical(NamedTuple):
-    """Product of independent softmax policies, whose log-probabilities and entropies add up; else as `Categorical`.
+    """Product of independent softmax policies, whose log-probabilities and entropies add up; else as `Categorical`."""
 
-    Logits are [..., sum of sizes], actions int64 [..., *shape].
-    """
-
-    logits: Tensor
-    shape: tuple[int, ...]
+    logits: Tensor  # [..., sum of sizes]
+    shape: tuple[int, ...]  # of an action, int64
     sizes: list[int]
 
     @property
@@ -143,9 +138,8 @@ class ActionHead(nn.Module):
 
     For continuous actions it has a log deviation for each dimension, which does not depend on the observation and is
     `log_std_init` at first. Means of bounded dimensions (`ActionScaling`) stay within +-`mean_limit`: far outside, all
-    actions are clipped to the same one, so that rewards do not tell good means from bad ones.
-
-    Raises ValueError for a space that is not one of `ACTIONS`, with choices from 0 on.
+    actions are clipped to the same one, so that rewards do not tell good means from bad ones. Raises ValueError for a
+    space that is not one of `ACTIONS`, with choices from 0 on.
     """
 
     bounded: Tensor  # bool [D]

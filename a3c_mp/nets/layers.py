@@ -12,20 +12,16 @@ from torch import Tensor, nn
 
 from a3c_mp.wrappers import SMALLEST_IMAGE, ImageAndVector
 
-CONVOLUTIONS = {
+CONVOLUTIONS = {  # name -> (channels, kernel size, stride) of each layer
     "a3c": [(16, 8, 4), (32, 4, 2)],  # Mnih et al. 2013 and 2016
     "nature": [(32, 8, 4), (64, 4, 2), (64, 3, 1)],  # Mnih et al. 2015
 }
-"""name -> (channels, kernel size, stride) of each layer"""
 RESIDUAL = {"deep": ((3, 1, 1), 2), "resnet": ((4, 2, 1), 1)}  # first (kernel, stride, padding), blocks
 VECTOR_UNITS = 64  # of the hidden layer of a vector beside an image
 
 
 def image_shape(space: gymnasium.Space) -> tuple[int, ...] | None:
-    """The shape [C, H, W] of images for convolutions in observations; None for vectors.
-
-    Images alone are uint8 [C, H, W] of at least 36 x 36; beside a vector they are in an `ImageAndVector`.
-    """
+    """The shape [C, H, W] of images for convolutions in observations, alone or beside a vector; None without any."""
     if isinstance(space, ImageAndVector):
         return space.image_shape
     is_image = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3

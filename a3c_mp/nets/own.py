@@ -20,10 +20,7 @@ from a3c_mp.nets.obs_norm import ObsNorm
 
 
 class OwnActorCritic(ActorCritic):
-    """Actor-critic around a module of the user's own.
-
-    `body`: normalized observations [B, *obs_shape] -> (policy outputs [B, `head.num_outputs`], values [B]).
-    """
+    """Actor-critic around the user's `body`: inputs [B, *obs_shape] -> (outputs [B, head.num_outputs], values [B])."""
 
     def __init__(self, head: ActionHead, norm: ObsNorm, body: nn.Module):
         super().__init__(norm, head)

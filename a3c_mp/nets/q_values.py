@@ -1,7 +1,4 @@
-"""Q networks: dueling DQN for discrete actions, DDPG's and TD3's actor and critics for continuous ones.
-
-Values are those of rewards that a learner multiplies by the net's `reward_scale`.
-"""
+"""Q networks: dueling DQN for discrete actions, DDPG's and TD3's actor and critics for continuous ones."""
 
 from collections.abc import Sequence
 
@@ -12,7 +9,6 @@ from a3c_mp.nets.layers import image_torso, mlp, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "tanh": nn.Tanh}
-"""activation functions of hidden layers"""
 
 
 class QNet(nn.Module):
@@ -21,7 +17,7 @@ class QNet(nn.Module):
     def __init__(self, norm: ObsNorm):
         super().__init__()
         self.norm = norm
-        self.register_buffer("reward_scale", torch.ones(()))
+        self.register_buffer("reward_scale", torch.ones(()))  # the learner's, of the rewards that values are of
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
         """obs uint8 or float32 [B, ...] -> (q float32 [B, A],)."""
@@ -37,10 +33,7 @@ class QNet(nn.Module):
 
 
 class OwnQ(QNet):
-    """Q network around a module of the user's own.
-
-    `body`: normalized observations [B, *obs_shape] -> Q values [B, A], or quantiles [B, A, K] if there are several.
-    """
+    """Q network around the user's own `body`: normalized observations [B, *obs_shape] -> Q [B, A], or [B, A, K]."""
 
     def __init__(self, norm: ObsNorm, body: nn.Module):
         super().__init__(norm)
@@ -89,10 +82,7 @@ class DuelingQ(QNet):
 
 
 class DDPGNet(nn.Module):
-    """DDPG's actor mu(s) in [-1, 1]^D and critic Q(s, a), for vector observations (Lillicrap et al. 2016, section 7).
-
-    Observations and actions are flattened, actions to D numbers.
-    """
+    """DDPG's actor mu(s) in [-1, 1]^D and critic Q(s, a), for flattened inputs (Lillicrap et al. 2016, section 7)."""
 
     algo, has_twin = "ddpg", False
 
@@ -104,10 +94,10 @@ class DDPGNet(nn.Module):
         self.register_buffer("reward_scale", torch.ones(()))
         self.actor = nn.Sequential(*mlp([inputs, *hidden, outputs], nn.ReLU), nn.Tanh())
         self.critic = mlp([inputs + outputs, *hidden, 1], nn.ReLU)
-        for head in (self.actor[-2], self.critic[-1]):  # first actions near the middle, first values near zero
-            near_zero(head)
-        self.twin = mlp([inputs + outputs, *hidden, 1], nn.ReLU) if self.has_twin else None
-        if self.twin is not None:
+        near_zero(self.actor[-2])  # first actions near the middle, first values near zero
+        near_zero(self.critic[-1])
+        if self.has_twin:
+            self.twin = mlp([inputs + outputs, *hidden, 1], nn.ReLU)
             near_zero(self.twin[-1])
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
@@ -126,7 +116,7 @@ class DDPGNet(nn.Module):
 
     def critics(self) -> list[nn.Module]:
         """All nets of action values; the policy follows the first."""
-        return [self.critic] if self.twin is None else [self.critic, self.twin]
+        return [self.critic, self.twin] if self.has_twin else [self.critic]
 
 
 class TD3Net(DDPGNet):
