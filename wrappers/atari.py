@@ -18,13 +18,11 @@ ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for each
 cv2.setNumThreads(0)  # each actor is a process; more threads would compete for its core
 
 FIRE = 1
-FRAME_SKIP = 4
-"""emulator frames for one agent step: an action is repeated, the last two frames are max-pooled (Mnih et al. 2015)"""
-NUM_FRAMES, FRAME_SIZE = 4, 84
-"""frames of an observation, oldest first, zeros before the first, and their sides; an id may have others (`Extras`)"""
+FRAME_SKIP = 4  # frames of one step: an action is repeated, the last two are max-pooled (Mnih et al. 2015)
+NUM_FRAMES, FRAME_SIZE = 4, 84  # of an observation, oldest first, zeros before the first; see `frames_of`
 NOOP_MAX = 30  # a game begins with 0 to NOOP_MAX - 1 no-ops, so that games differ (Mnih et al. 2015)
 MAX_FRAMES = 108_000  # emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)
-SUPPORTED: dict[str, tuple[Any, ...]] = {
+SUPPORTED: dict[str, tuple[Any, ...]] = {  # setting of an id -> values that it may have, the default first
     "frameskip": (1, FRAME_SKIP),  # a step is FRAME_SKIP frames with both
     "max_num_frames_per_episode": (MAX_FRAMES, None),
     "continuous": (False, None),
@@ -32,7 +30,6 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "mode": (None,),  # ALE's vector environment has the game's own mode and difficulty (ale-py 0.12)
     "difficulty": (None,),
 }
-"""setting of an id -> values that it may have, the default first"""
 
 
 class FireReset(gymnasium.Wrapper):
@@ -63,10 +60,7 @@ class LostLives(VectorWrapper):
 
 
 def is_atari(env_id: str) -> bool:
-    """Whether `env_id` is an Atari game with images as observations (RAM observations are vectors).
-
-    In a wrapper it is an environment like any other: ALE's vector environment has none.
-    """
+    """Whether an id is an Atari game with images, not RAM, and no wrapper: ALE's vector environment has none."""
     spec = find_spec(env_id)
     if extras_of(env_id).wrapper:
         return False
@@ -108,9 +102,8 @@ def frames_of(env_id: str) -> tuple[int, int]:
 def make_atari_env(env_id: str, **render: Any) -> gymnasium.Env:
     """A single game: observations uint8 [4, 84, 84] (or other sizes, see `frames_of`), raw rewards."""
     stack, size = frames_of(env_id)
-    settings = {name: value for name, value in atari_settings(env_id).items() if name != "game"}
     limits = {"frameskip": 1, "max_num_frames_per_episode": MAX_FRAMES}
-    game = FireReset(make_registered(env_id, obs_type="grayscale", **limits, **settings, **render))
+    game = FireReset(make_registered(env_id, obs_type="grayscale", **limits, **atari_settings(env_id), **render))
     env = AtariPreprocessing(game, noop_max=max(NOOP_MAX - 1, 0), frame_skip=FRAME_SKIP, screen_size=size)
     return FrameStackObservation(env, stack, padding_type="zero")
 

@@ -15,8 +15,6 @@ from a3c_mp.wrappers.observations import NUMBERS, leaves
 RESET = "observation", "info"
 STEP = "observation", "reward", "terminated", "truncated", "info"  # parts of the results of `reset` and `step`
 FLAGS = bool | int | np.bool_ | np.integer
-
-
 UNWATCHED: Any = SimpleNamespace(starting=lambda: None, beat=lambda: None)
 """`heartbeats` that go nowhere: `starting` is called before an environment is made, `beat` after each reset and step"""
 
@@ -94,10 +92,7 @@ class CheckedEnv(gymnasium.Wrapper):
 
 
 def check_result(call: str, result: Any, names: tuple[str, ...], space: gymnasium.Space) -> tuple:
-    """Check the result of `reset` (names: `RESET`) or `step` (`STEP`), in less than a microsecond.
-
-    Returns it, a reward of shape [1] as a number.
-    """
+    """Check and return the result of `reset` (names: `RESET`) or `step` (`STEP`), a reward of shape [1] as a number."""
     if not isinstance(result, tuple) or len(result) != len(names):
         given = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
         raise BrokenContract(f"{call} returned {given}, gymnasium's API has {len(names)}: ({', '.join(names)})")

@@ -24,10 +24,7 @@ from a3c_mp.wrappers.identity import with_numbers
 
 
 class UnsupportedEnv(ValueError):
-    """The environment keeps gymnasium's API, and has something that is not supported here.
-
-    It says why, and how to fix it; `flag` is the one whose value is to blame, by default the environment's id.
-    """
+    """The environment keeps gymnasium's API, and has something that is not supported here; `flag` is to blame."""
 
     def __init__(self, why: str, fix: str = "choose another", flag: str = "env-id", value: Any = None):
         super().__init__(why)
@@ -104,10 +101,7 @@ def keep_rewards(wrappers: Sequence[str]) -> bool:
 
 
 def split_id(env_id: str) -> tuple[str, dict[str, Any]]:
-    """`Env-v0?size=5` -> (`Env-v0`, {"size": 5}); values are JSON or Python literals, else text.
-
-    Raises ValueError as `with_numbers`.
-    """
+    """`Env-v0?size=5` -> (`Env-v0`, {"size": 5}); values as `parsed`, which may raise ValueError."""
     name, _, query = OF_EXTRAS.split(env_id)[0].partition("?")
     return name, {key: parsed(text) for key, text in parse_qsl(query, keep_blank_values=True)}
 

@@ -1,13 +1,9 @@
-"""Rebuild games in progress bit for bit: seed environments by a rule and repeat the logged actions.
-
-An environment's state is a function of its seed and the actions since. `GameLog` records, for each of N environments,
-how often it was seeded and from which step on its actions count; `Rebuildable` seeds by the rule and repeats them.
-"""
+"""Rebuild games in progress bit for bit: seed environments by a rule and repeat the actions since (design note 006)."""
 
 import zlib
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -16,8 +12,7 @@ from gymnasium.vector import VectorEnv
 from a3c_mp.wrappers.actions import GuardedEnvs, allowed_action
 from a3c_mp.wrappers.atari import atari_settings, is_atari
 
-ATARI_GAMES, STICKY_STEPS = 32, 4_000
-"""games, and with sticky actions steps, until an Atari environment is seeded again"""
+ATARI_GAMES, STICKY_STEPS = 32, 4_000  # until an Atari environment is seeded again; steps: with sticky actions
 COUNTERS = "seedings", "games", "seeded", "start"  # arrays of a `GameLog`
 
 
@@ -105,10 +100,7 @@ def obs_hashes(obs: np.ndarray) -> np.ndarray:
 
 
 class Rebuildable(GuardedEnvs):
-    """Vector environment that seeds by a rule and can rebuild the games of a `GameLog`.
-
-    It must be deterministic, given seeds and actions. Environment i starts with `seed + i`.
-    """
+    """Deterministic vector environment that seeds by a rule and can rebuild the games of a `GameLog`."""
 
     def __init__(self, env: VectorEnv, seed: int, beat: Callable[[], object], seeding: Seeding):
         super().__init__(env, seed, beat)

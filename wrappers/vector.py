@@ -87,9 +87,8 @@ def close(env: gymnasium.Env) -> None:
 class SameStepEnvs(SyncVectorEnv):
     """Gymnasium's environments, stepped one after another, each in a `CheckedEnv`.
 
-    `infos["final_obs"]` is one array [N, ...], as in `AtariVectorEnv`; zeros where an environment is not done. The
-    first NaN or infinity in rewards and observations is logged, with the environment's seed and step; it is not learned
-    from.
+    `infos["final_obs"]` is one array, as in `AtariVectorEnv`. The first NaN or infinity in rewards and observations is
+    logged, with the environment's seed and step; it is not learned from.
     """
 
     def __init__(self, env_id: str, seeds: list[int], fields: Collection[str], heartbeats: Any, actor: int):
@@ -132,9 +131,8 @@ class SameStepEnvs(SyncVectorEnv):
         rewards[np.abs(rewards) > np.finfo(np.float32).max] *= np.inf  # learning has them in float32
         self._warn_not_finite("the reward", rewards)
         if "final_obs" in infos:
-            final_obs = np.zeros_like(obs)
-            for i in np.flatnonzero(terminated | truncated):
-                final_obs[i] = infos["final_obs"][i]
+            final_obs, done = np.zeros_like(obs), terminated | truncated
+            final_obs[done] = np.stack(infos["final_obs"][done])
             infos["final_obs"] = final_obs
             self._warn_not_finite("the last observation", final_obs)
         self._warn_not_finite("the observation", obs)
