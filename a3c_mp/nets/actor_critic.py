@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.nets.distributions import MASKED, ActionHead, Distribution
-from a3c_mp.nets.layers import LSTMCore, ResidualBlock, mlp
+from a3c_mp.nets.layers import LSTMCore, ResidualBlock, mlp, num_features
 from a3c_mp.nets.obs_norm import ObsNorm
 
 
@@ -47,16 +47,17 @@ class ActorCritic(nn.Module):
 
 
 class LayeredActorCritic(ActorCritic):
-    """Actor-critic of a torso, normalized observations [N, *obs_shape] -> features [N, F], an optional LSTM on them,
-    and MLPs with layers of these `sizes`, from F on, for policy and value."""
+    """Actor-critic of a torso, normalized observations [N, *obs_shape] -> features [N, F], an optional LSTM with F
+    outputs, and an MLP each for policy and value, with these `hidden` layers."""
 
     def __init__(
-        self, norm: ObsNorm, head: ActionHead, torso: nn.Module, sizes: Sequence[int], activation: type[nn.Module],
+        self, norm: ObsNorm, head: ActionHead, torso: nn.Module, hidden: Sequence[int], activation: type[nn.Module],
         core: LSTMCore | None = None,
     ):  # fmt: skip
         super().__init__(norm, head)
         self.torso, self.core = torso, core
-        self.policy, self.value = (mlp([*sizes, num], activation) for num in (head.num_outputs, 1))
+        features = num_features(torso, norm.shift.shape[1:])
+        self.policy, self.value = (mlp([features, *hidden, num], activation) for num in (head.num_outputs, 1))
         self.lstm_size = 0 if core is None else 2 * core.from_output.in_features
         init_orthogonal(self)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -58,16 +58,13 @@ def make_actor_critic(
 
         shapes = (3, head.num_outputs), (3,)
         return make_own_net(spec.net, obs_space, action_space, lambda *parts: OwnActorCritic(head, *parts), shapes)
-    norm, core = ObsNorm(shape, image), None
     torso = image_torso(spec.net, shape, image) if image else nn.Flatten()
-    features = num_features(torso, shape)
+    hidden = (OWN_UNITS,) if image else spec.hidden or HIDDEN
     if spec.lstm or (image and spec.net != "nature"):
-        torso = nn.Sequential(torso, nn.Linear(features, SHARED_UNITS), nn.ReLU())
-        core = LSTMCore(SHARED_UNITS, SHARED_UNITS) if spec.lstm else None
-        sizes: list[int] = [SHARED_UNITS]
-    else:
-        sizes = [features, OWN_UNITS] if image else [features, *(spec.hidden or HIDDEN)]
-    return LayeredActorCritic(norm, head, torso, sizes, nn.ReLU if image else nn.Tanh, core)
+        torso = nn.Sequential(torso, nn.Linear(num_features(torso, shape), SHARED_UNITS), nn.ReLU())
+        hidden = ()
+    core = LSTMCore(SHARED_UNITS, SHARED_UNITS) if spec.lstm else None
+    return LayeredActorCritic(ObsNorm(shape, image), head, torso, hidden, nn.ReLU if image else nn.Tanh, core)
 
 
 def check_net(spec: NetSpec, shape: tuple[int, ...], image: bool) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from a3c_mp.maths.return_stats import ReturnStats
 from a3c_mp.nets.actor_critic import LayeredActorCritic
 from a3c_mp.nets.distributions import ActionHead
-from a3c_mp.nets.layers import VECTOR_UNITS, JoinedTorso, image_shape, image_torso, num_features
+from a3c_mp.nets.layers import VECTOR_UNITS, JoinedTorso, image_shape, image_torso
 from a3c_mp.nets.obs_norm import ObsNorm
 from a3c_mp.nets.q_values import ACTIVATIONS, DuelingQ
 from a3c_mp.population.evolution import Genome, Member
@@ -44,8 +44,8 @@ def make_net(spaces: Spaces, genome: Genome) -> Any:
         if genome.family == "q":
             return DuelingQ(shape, int(action_space.n), image, genome.hidden, genome.activation, convs)
         torso = image_torso(convs, shape, image) if image else nn.Flatten()
-        head, sizes = ActionHead(action_space), [num_features(torso, shape), *genome.hidden]
-        return LayeredActorCritic(ObsNorm(shape, image), head, torso, sizes, ACTIVATIONS[genome.activation])
+        norm, head = ObsNorm(shape, image), ActionHead(action_space)
+        return LayeredActorCritic(norm, head, torso, genome.hidden, ACTIVATIONS[genome.activation])
 
 
 def layers_by_depth(net: Any) -> list[list[Any]]:
