@@ -66,6 +66,7 @@ class Replay:
 
     def __init__(self, shards: Shards, priority_exponent: float, seed: int):
         self.shards, self.priority_exponent = shards, priority_exponent
+        self.sizes = [shards.num_shards, shards.num_envs, shards.rows, shards.stack]
         self.fields = {name: field.flatten(0, 1) for name, field in shards.fields().items()}  # [lanes * rows, ...]
         self.rng = np.random.default_rng(seed)
         # Of p^alpha; row r of a lane is leaf lane * rows + r % rows.
@@ -215,7 +216,7 @@ class Replay:
             fields = {name: field[:, :used] for name, field in shards.fields().items()}
             leaves = self.tree.leaves.reshape(shards.num_lanes, shards.rows)
             return {
-                "sizes": self._sizes(),
+                "sizes": self.sizes,
                 "frame": fields.pop("frame").contiguous(),
                 "fields": {name: field.clone() for name, field in fields.items()},
                 "leaves": torch.from_numpy(leaves[:, :used].copy()),
@@ -225,13 +226,10 @@ class Replay:
                 "dropped": self.dropped,
             }
 
-    def _sizes(self) -> list[int]:
-        return [self.shards.num_shards, self.shards.num_envs, self.shards.rows, self.shards.stack]
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of equal sizes, else ConfigError; priorities get the exponent of this replay."""
-        if state["sizes"] != self._sizes():
-            sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self._sizes()}"
+        if state["sizes"] != self.sizes:
+            sizes = f"(shards, environments, rows, stack) {state['sizes']}, this one {self.sizes}"
             fix = "leave the flags for its sizes out; --no-save-replay resumes with an empty one"
             raise ConfigError("resume", "", f"the saved replay has {sizes}", fix)
         shards, saved, exponent = self.shards, state["leaves"].numpy(), state["priority_exponent"]
