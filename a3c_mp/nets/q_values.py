@@ -47,12 +47,9 @@ class OwnQ(QNet):
 class DuelingQ(QNet):
     """Dueling Q network: Q(s, a) = V(s) + A(s, a) - mean_a A(s, a) (Wang et al. 2016, equation 9).
 
-    Images go through the convolutions of Mnih et al. 2015, or others (see `layers.image_torso`), vectors through one
-    hidden layer; value and advantage then have hidden layers of their own. On images the two have 512 units together,
-    as many as the net of Mnih et al. `image` is as in `ObsNorm`.
-
-    `hidden` are the units of the hidden layers, by default (256,) for images and (128, 128) for vectors. For vectors,
-    value and advantage share the first one; all others exist twice. Each has an `activation` of `ACTIVATIONS`.
+    Images go through the convolutions of Mnih et al. 2015, or others (see `layers.image_torso`), vectors through the
+    first of the `hidden` layers; value and advantage have the others each: 256 units by default on images, as many
+    together as the net of Mnih et al. has, (128, 128) on vectors. `image` is as in `ObsNorm`.
     """
 
     def __init__(
@@ -65,14 +62,12 @@ class DuelingQ(QNet):
         act = ACTIVATIONS[activation]
         if self.norm.image_shape:
             self.torso = image_torso(convs, obs_shape, self.norm.image_shape)
-            features = num_features(self.torso, obs_shape)
         else:
-            inputs, features = torch.Size(obs_shape).numel(), sizes.pop(0)
-            self.torso = nn.Sequential(nn.Flatten(), nn.Linear(inputs, features), act())
+            self.torso = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(obs_shape).numel(), sizes.pop(0)), act())
+        features = num_features(self.torso, obs_shape)
         self.value = mlp([features, *sizes, num_quantiles], act)
         self.advantage = mlp([features, *sizes, num_actions * num_quantiles], act)
-        if image:
-            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def of_inputs(self, inputs: Tensor) -> Tensor:
         features = self.torso(inputs)
