@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, parse_qsl, urlencode
 
@@ -144,8 +145,6 @@ def parsed(text: str) -> Any:
     """The value in a text, JSON or a Python literal, or the text itself. Raises ValueError as `with_numbers`."""
     text = with_numbers(text)
     for parse in (json.loads, ast.literal_eval):
-        try:
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return parse(text)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            pass
     return text
