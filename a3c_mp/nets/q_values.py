@@ -62,12 +62,14 @@ class DuelingQ(QNet):
         act = ACTIVATIONS[activation]
         if self.norm.image_shape:
             self.torso = image_torso(convs, obs_shape, self.norm.image_shape)
+            features = num_features(self.torso, obs_shape)
         else:
-            self.torso = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(obs_shape).numel(), sizes.pop(0)), act())
-        features = num_features(self.torso, obs_shape)
+            inputs, features = torch.Size(obs_shape).numel(), sizes.pop(0)
+            self.torso = nn.Sequential(nn.Flatten(), nn.Linear(inputs, features), act())
         self.value = mlp([features, *sizes, num_quantiles], act)
         self.advantage = mlp([features, *sizes, num_actions * num_quantiles], act)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if image:
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def of_inputs(self, inputs: Tensor) -> Tensor:
         features = self.torso(inputs)
