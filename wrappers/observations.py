@@ -16,6 +16,7 @@ from a3c_mp.wrappers.ids import Extras, UnsupportedEnv
 SMALLEST_IMAGE = 36  # pixels a side that the convolutions need; smaller images are treated as vectors
 NUMBERS = Box | Discrete | MultiBinary | MultiDiscrete  # spaces of parts that nets can take
 WIDEST = 2**16  # distance of the bounds of a pixel that is a float; wider ones stand for infinity
+MOST_AXES = 4  # of images; those besides height and width, such as stacked frames and colours, become channels
 OWN_WRAPPER = "give --wrapper module:Class, a gymnasium.ObservationWrapper of your own"
 
 
@@ -192,10 +193,14 @@ def _chosen(space: Space, env_id: str, names: Sequence[str]) -> tuple[list[Part]
 
 
 def _height_axis(part: Part, env_id: str) -> int | None:
-    """The axis of an image's height, before that of its width, so that the fewest channels are left; None: no image."""
+    """The axis of an image's height, which that of its width follows; None if the part is no image.
+
+    An image has 2 to 4 axes, two neighbours of at least `SMALLEST_IMAGE` pixels, and bytes, or numbers between the same
+    bounds everywhere. If there are several such pairs, the fewest channels decide.
+    """
     space, shape = part.space, part.space.shape or ()
     pairs = {i: shape[i] * shape[i + 1] for i in range(len(shape) - 1) if min(shape[i : i + 2]) >= SMALLEST_IMAGE}
-    if not isinstance(space, Box) or not pairs or len(shape) > 4:
+    if not isinstance(space, Box) or not pairs or len(shape) > MOST_AXES:
         return None
     low, high = float(space.low.flat[0]), float(space.high.flat[0])
     is_float = space.dtype is not None and space.dtype.kind == "f"

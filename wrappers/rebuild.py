@@ -1,4 +1,8 @@
-"""Rebuild games in progress bit for bit: seed environments by a rule and repeat the actions since (design note 006)."""
+"""Rebuild games in progress bit for bit: seed environments by a rule and repeat the logged actions.
+
+An environment's state is a function of its seed and the actions since. `GameLog` records, for each of N environments,
+how often it was seeded and from which step on its actions count; `Rebuildable` seeds by the rule and repeats them.
+"""
 
 import zlib
 from collections.abc import Callable
@@ -100,7 +104,10 @@ def obs_hashes(obs: np.ndarray) -> np.ndarray:
 
 
 class Rebuildable(GuardedEnvs):
-    """Deterministic vector environment that seeds by a rule and can rebuild the games of a `GameLog`."""
+    """Vector environment that seeds by a rule and can rebuild the games of a `GameLog`.
+
+    It must be deterministic, given seeds and actions. Environment i starts with `seed + i`.
+    """
 
     def __init__(self, env: VectorEnv, seed: int, beat: Callable[[], object], seeding: Seeding):
         super().__init__(env, seed, beat)

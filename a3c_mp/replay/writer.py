@@ -81,7 +81,11 @@ class Writer:
         return {**numbers, "nstep_time": np.array([self.time % self.n]), "writer_t": self.t}
 
     def step(self, step: EnvStep) -> None:
-        """Append one step of every environment. Raises RuntimeError if the learner has not made room."""
+        """Append one step of every environment.
+
+        A transition's n-step return bootstraps from the `value` of a later call, so it is committed n calls later, or
+        when its episode ends. Raises RuntimeError if the learner has not made room.
+        """
         cut = step.terminated if step.life_lost is None else step.terminated | step.life_lost
         truncated = step.truncated & ~step.terminated
         row, writable_until = self.row.copy(), read_counters(self.arrays["writable_until"])
