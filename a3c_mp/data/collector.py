@@ -12,7 +12,7 @@ from a3c_mp.data.exploration import Bursts
 from a3c_mp.data.rollout import Rollout, write_step
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.nets.distributions import mask_logits, num_params
-from a3c_mp.nets.layers import reset_state
+from a3c_mp.nets.layers import reset_acting_state
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Spec
@@ -108,7 +108,7 @@ class RolloutCollector:
                 final_obs = torch.from_numpy(infos["final_obs"])
                 write_step(rollout, t, truncation_value=self.act(final_obs, self.lstm_state)[1])
             write_step(rollout, t + 1, obs=next_obs)
-            self.lstm_state_before = [reset_state(state, self._starts(state)) for state in self.lstm_state]
+            self.lstm_state_before = [reset_acting_state(state, self.stats.done) for state in self.lstm_state]
             self.logits, self.value, self.lstm_state = self.act(rollout.obs[t + 1], self.lstm_state_before)
             self.logits = mask_logits(self.logits, self.env.mask)
             write_step(rollout, t + 1, value=self.value)
@@ -116,13 +116,6 @@ class RolloutCollector:
         self.rollouts += 1
         if self.unseen_fields and self.rollouts == 1 and self.channel.actor == 0:
             print(f"infos have no {' or '.join(sorted(self.unseen_fields))} so far: these rollout_fields are 0")
-
-    def _starts(self, state: Tensor) -> Tensor:
-        """Which environments get an empty LSTM state, bool [B]: those in which an episode starts.
-
-        Also those whose state [B, S] has NaN or inf in it after a bad observation: it would stay to the episode's end.
-        """
-        return torch.from_numpy(self.stats.done) | ~state.isfinite().all(dim=1)
 
     def seeds(self, *numbers: int) -> tuple[int, int]:
         """Two seeds that follow from the run's seed, the actor and these numbers, such as that of a rollout."""

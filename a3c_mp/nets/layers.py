@@ -125,3 +125,8 @@ class LSTMCore(nn.Module):
 def reset_state(state: Tensor, starts: Tensor | np.ndarray) -> Tensor:
     """The LSTM state [B, S], zeros where an episode starts, bool [B]."""
     return state.masked_fill(torch.as_tensor(starts, device=state.device)[:, None], 0.0)
+
+
+def reset_acting_state(state: Tensor, starts: np.ndarray) -> Tensor:
+    """As `reset_state`; zeros also where a bad observation has left NaN or inf, which would stay to the episode's end."""
+    return reset_state(state, torch.from_numpy(starts) | ~state.isfinite().all(dim=1))

@@ -20,7 +20,7 @@ from a3c_mp.data.episodes import Episode, EpisodeStats
 from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.nets.actor_critic import ActorCritic
 from a3c_mp.nets.distributions import mask_logits
-from a3c_mp.nets.layers import reset_state
+from a3c_mp.nets.layers import reset_acting_state
 from a3c_mp.processes.pool import Filled, WorkerOptions
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.processes.weights import Weights
@@ -54,7 +54,7 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
         if starts.all():
             state = net.initial_state(len(obs))
         else:  # as actors do
-            state = [reset_state(s, torch.from_numpy(starts) | ~s.isfinite().all(dim=1)) for s in state]
+            state = [reset_acting_state(s, starts) for s in state]
         logits, _, *state = net(torch.from_numpy(obs), *state)
         policy = net.distribution(mask_logits(logits.float(), mask))
         return to_env((policy.mode() if greedy else policy.sample(rng)).numpy())
