@@ -13,6 +13,7 @@ all of them again from the newest checkpoint.
 
 import a3c_mp  # noqa: F401  # isort: skip  (first: it prepares the process before torch is imported)
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from a3c_mp.cli import parse_algo
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.parameters import Publisher
 from a3c_mp.cluster.remote_replay import Outbox
-from a3c_mp.data.actor import Memory, OneSlot, SentStates
+from a3c_mp.data.actor import Memory, SentStates
 from a3c_mp.run.driver import run_driven
 from a3c_mp.run.learner import Learner
 from a3c_mp.run.run import Run
@@ -44,8 +45,9 @@ def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: t
     packer, weights, replay, check_node = setup
     weights.device = check_node(channel.actor + 1)  # a GPU where Ray gives it one
     fields, states = packer.empty(), SentStates(args.deterministic)
+    slots = defaultdict(lambda: fields)  # one stands for all of the learner's
     rows = replay and Outbox(replay, args.block_length, args.n_step, channel.restored)  # dqn: for a replay shard
-    channel.memory = memory = Memory(OneSlot(fields), weights, states, weights.dtype, args.in_order, rows and rows.ring)
+    channel.memory = memory = Memory(slots, weights, states, weights.dtype, args.in_order, rows and rows.ring)
     fill = make_actor(channel, args)
 
     def send(token: Any) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 import math
 import secrets
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from a3c_mp.algorithms.node_evaluator import FROM_EVALUATORS, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.algorithms.task_settings import RoleArgs, check_roles
-from a3c_mp.data.actor import Fill, Memory, OneSlot, SentStates
+from a3c_mp.data.actor import Fill, Memory, SentStates
 from a3c_mp.data.rollout import empty_rollout, rollout_spec
 from a3c_mp.errors import ConfigError, Stopped, WorkerError
 from a3c_mp.nets.build import make_actor_critic
@@ -237,7 +238,7 @@ def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) 
         spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, extra=args.rollout_fields)
         fields = empty_rollout(spec).fields()
         states = SentStates(deterministic=False)  # such a task is refused with --listen
-        memory = Memory(OneSlot(fields), Weights(net, dtype), states, dtype, args.in_order)
+        memory = Memory(defaultdict(lambda: fields), Weights(net, dtype), states, dtype, args.in_order)
     try:
         pipeline(node, args, memory)
     except ConfigError as error:

@@ -25,7 +25,7 @@ Fill = Callable[[Token], Any]
 class Memory:
     """What actors share with their learner: shared memory of one machine, or what stands for it on another."""
 
-    slots: Any  # `Slots`, or a `OneSlot`
+    slots: Any  # `Slots`; of an actor on another machine one slot, which stands for all of the learner's: it is sent
     weights: Any  # `Weights`, or what requests them from another machine
     states: Any  # `ResumeStates` or `SentStates`
     dtype: torch.dtype  # that actors compute in
@@ -42,16 +42,6 @@ class Memory:
     def load(self, net: nn.Module, token: Token) -> int:
         """Copy the newest weights, or in order those that the token names, into `net`; return their version."""
         return self.weights.load(net, token.version if self.in_order else None)
-
-
-class OneSlot:
-    """Memory of an actor on another machine: one slot, which stands for all of the learner's. Its fields are sent."""
-
-    def __init__(self, fields: dict[str, Tensor]):
-        self.fields = fields
-
-    def __getitem__(self, slot: int) -> dict[str, Tensor]:
-        return self.fields
 
 
 class SentStates:

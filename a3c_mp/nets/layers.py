@@ -128,5 +128,5 @@ def reset_state(state: Tensor, starts: Tensor | np.ndarray) -> Tensor:
 
 
 def reset_acting_state(state: Tensor, starts: np.ndarray) -> Tensor:
-    """As `reset_state`; zeros also where a bad observation has left NaN or inf, which would stay to the episode's end."""
+    """As `reset_state`; also where a bad observation has left NaN or inf, which would stay to the episode's end."""
     return reset_state(state, torch.from_numpy(starts) | ~state.isfinite().all(dim=1))

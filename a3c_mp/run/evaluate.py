@@ -51,10 +51,7 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
     @torch.inference_mode()
     def act(obs: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         nonlocal state
-        if starts.all():
-            state = net.initial_state(len(obs))
-        else:  # as actors do
-            state = [reset_acting_state(s, starts) for s in state]
+        state = net.initial_state(len(obs)) if starts.all() else [reset_acting_state(s, starts) for s in state]
         logits, _, *state = net(torch.from_numpy(obs), *state)
         policy = net.distribution(mask_logits(logits.float(), mask))
         return to_env((policy.mode() if greedy else policy.sample(rng)).numpy())

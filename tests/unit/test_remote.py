@@ -6,6 +6,7 @@ import math
 import socket
 import threading
 import time
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,6 @@ from a3c_mp.algorithms import node_evaluator
 from a3c_mp.algorithms.actor_critic import A3CSetup
 from a3c_mp.algorithms.node_evaluator import PLAYED, EvaluatorChannel, InlineEvaluator, NodeEvaluator
 from a3c_mp.config import CommonArgs
-from a3c_mp.data.actor import OneSlot
 from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import WorkerEvent, WorkerOptions
@@ -178,7 +178,8 @@ def test_the_end_of_a_run_is_that_of_the_same_run_elsewhere(nodes):
 
 def own_memory(weights):
     """Of a collector on another machine: a slot that stands for all, and a copy of the weights."""
-    return SimpleNamespace(slots=OneSlot(Slots(SPEC, 1)[0]), weights=weights)
+    fields = Slots(SPEC, 1)[0]
+    return SimpleNamespace(slots=defaultdict(lambda: fields), weights=weights)
 
 
 @pytest.fixture
