@@ -73,11 +73,17 @@ class Learners:
             self.group.connect(*self._rendezvous(0))
             return self.group
         except BaseException as error:
-            self._end(error)
+            self.__exit__(type(error), error, None)
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._end(error)
+        """Find out who was lost, save, end the others. Raises PeerLost where one was, with its name."""
+        try:
+            self.run.finish(self.explain(error))
+        finally:
+            self._stop()
+        if self._lost is not None:
+            raise self._lost from None
 
     def explain(self, error: BaseException | None) -> BaseException | None:
         """The error that names the learner that was lost, if all that an error says is that one was."""
@@ -121,15 +127,6 @@ class Learners:
 
     def _waits_for_place(self, child: Child) -> bool:
         return False
-
-    def _end(self, error: BaseException | None) -> None:
-        """Find out who was lost, save, end the others. Raises PeerLost where one was, with its name."""
-        try:
-            self.run.finish(self.explain(error))
-        finally:
-            self._stop()
-        if self._lost is not None:
-            raise self._lost from None
 
     def _await_deaths(self) -> None:
         """Wait for the processes that are about to die, until one is found that did not just follow another."""

@@ -46,9 +46,8 @@ class Slots:
             self.arena = shared_bytes(num_bytes).view(num_slots, self.slot_bytes)
         else:
             self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8, device=device)
-        self.pinned_elsewhere = pin_for if everywhere else None  # the GPU, the same one in every process
-        if pin_for is not None and not pin(self.arena, pin_for):
-            self.pinned_elsewhere = None  # other processes do not try
+        is_pinned = pin_for is not None and pin(self.arena, pin_for)
+        self.pinned_elsewhere = pin_for if everywhere and is_pinned else None  # the GPU, the same one in every process
 
     def __getitem__(self, slot: int) -> dict[str, Tensor]:
         """The fields of one slot, as views of shared memory."""
@@ -102,8 +101,9 @@ def shared_bytes(size: int) -> Tensor:
     All its blocks are allocated here: where memory is missing, the first write would kill a process with SIGBUS.
     Raises MemoryError, with both sizes, where too little is free; with the reason, where it cannot be allocated.
     """
+    what = f"{math.ceil(size / MIB):,} MiB of shared memory"
     if size > (free := free_memory()):
-        raise MemoryError(f"{_mib(size)} of shared memory is needed, {free // MIB:,} MiB of memory is free")
+        raise MemoryError(f"{what} is needed, {free // MIB:,} MiB of memory is free")
     try:
         with open(open_memory("a3c_mp"), "rb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
@@ -111,7 +111,7 @@ def shared_bytes(size: int) -> Tensor:
     except (OSError, RuntimeError) as error:  # torch has no narrower class for a mapping that fails
         why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
         hint = "; ulimit -f counts for shared memory, too" if getattr(error, "errno", None) == errno.EFBIG else ""
-        raise MemoryError(f"{_mib(size)} of shared memory cannot be allocated ({why}{hint})") from error
+        raise MemoryError(f"{what} cannot be allocated ({why}{hint})") from error
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
@@ -154,7 +154,3 @@ def cgroups(controller: str) -> set[Path]:
                 root, inside = CONTAINER / (controller if controllers else ""), Path(path.lstrip("/"))
                 found |= {root / each for each in (inside, *inside.parents) if ".." not in each.parts}
     return found
-
-
-def _mib(size: int) -> str:
-    return f"{math.ceil(size / MIB):,} MiB"
