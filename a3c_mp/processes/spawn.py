@@ -40,6 +40,7 @@ ERROR, DONE, STARTING = "error", "done", "starting"
 replaced; `(STARTING,)`: what takes as long as a start, such as making environments, follows
 """
 _watchdog = Watchdog()
+RECEIVED: list[int] = []  # SIGTERM, once it has arrived here: an environment may have caught what it raised
 
 
 def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bool, group: bool = False) -> Any:
@@ -159,15 +160,15 @@ class GroupLeader(SpawnProcess):
 
 
 def run_supervised(
-    main: Callable[[], None], pipe: Connection, *, on_sigterm: Callable[[int, FrameType | None], None] | None = None,
-    close: Callable[[], None] = lambda: None, leave: Callable[[int], Any] = sys.exit,
+    main: Callable[[], None], pipe: Connection, *, close: Callable[[], None] = lambda: None,
+    leave: Callable[[int], Any] = sys.exit,
 ) -> None:  # fmt: skip
     """Run `main()` in a child process, then `close()`, however it ends; send an exception's traceback to the parent.
 
-    SIGTERM calls `on_sigterm`, by default `raise_terminated`; in `close` it changes nothing. After an exception,
-    `leave` is called with exit code 1.
+    SIGTERM raises Terminated in `main`, and changes nothing in `close`. After an exception, `leave` is called with exit
+    code 1.
     """
-    signal.signal(signal.SIGTERM, on_sigterm or raise_terminated)
+    signal.signal(signal.SIGTERM, raise_terminated)
     failed = terminated = False
     try:
         try:
@@ -193,6 +194,7 @@ def run_supervised(
 def raise_terminated(signum: int, frame: FrameType | None) -> None:
     """Signal handler that unwinds the process; a second signal does not interrupt what is closed on the way."""
     signal.signal(signum, signal.SIG_IGN)
+    RECEIVED.append(signum)
     raise Terminated
 
 

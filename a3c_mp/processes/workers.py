@@ -11,19 +11,17 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from multiprocessing import connection
-from types import FrameType
 from typing import Any, Self
 
-import numpy as np
 import torch
 import torch.multiprocessing as mp
 
 from a3c_mp.errors import Terminated
 from a3c_mp.processes.pool import Closing, Filled, SlotLedger, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import shared_counters
-from a3c_mp.processes.spawn import MAX_MESSAGE, STARTING, raise_terminated, run_supervised, start_child
+from a3c_mp.processes.spawn import MAX_MESSAGE, RECEIVED, STARTING, run_supervised, start_child
 from a3c_mp.processes.supervisor import Child, Supervisor
 
 FILLED, NOT_RESTORED = "filled", "not restored"
@@ -145,8 +143,8 @@ class WorkerChannel(Closing):
     token_pipe: connection.Connection
     result_pipe: connection.Connection
     beats: torch.Tensor  # int64 [workers] in shared memory: heartbeats
+    counts: Any = None  # the same as an array: torch takes ten times as long for an addition
     memory: Any = None
-    _terminated: bool = False
 
     def tokens(self) -> Iterator[Token]:
         """The slots to fill, one after the other, without end: `for slot, version in channel.tokens()`."""
@@ -175,26 +173,19 @@ class WorkerChannel(Closing):
 
     def beat(self) -> None:
         """Count a heartbeat; called at least once for each step of each environment."""
-        if self._terminated:  # again: an environment may have caught the first one
+        if RECEIVED:
             raise Terminated
-        self._counts[self.worker] += 1
+        self.counts[self.worker] += 1
 
     def starting(self) -> None:
         """Say that an environment is made: until the next heartbeat there is as much time as a process has to start."""
         self.result_pipe.send((STARTING,))
-
-    @cached_property
-    def _counts(self) -> np.ndarray:
-        return self.beats.numpy()  # the same memory; torch takes ten times as long for an addition
-
-    def on_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        self._terminated = True
-        raise_terminated(signum, frame)
 
 
 def run_worker(target: Callable[..., None], channel: WorkerChannel, args: tuple, niceness: int) -> None:
     """Entry point of a worker process."""
     torch.set_num_threads(1)
     os.nice(niceness)
+    channel.counts = channel.beats.numpy()
     body = partial(target, channel, *args)
-    run_supervised(body, channel.result_pipe, on_sigterm=channel.on_sigterm, close=channel.close)
+    run_supervised(body, channel.result_pipe, close=channel.close)
