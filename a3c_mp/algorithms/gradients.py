@@ -70,7 +70,7 @@ class Outbox:
 
     def __init__(self, args: A3CArgs, collector: RolloutCollector, net: nn.Module):
         self.args, self.collector, self.net, self.memory = args, collector, net, collector.memory
-        self.rng, self.num_sent = torch.Generator(), collector.games.messages  # the latter: by a predecessor
+        self.rng, self.num_sent = torch.Generator(), collector.messages  # the latter: by a predecessor
         spaces = collector.env.single_observation_space, collector.action_space
         spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, extra=args.rollout_fields)
         self.rollout = empty_rollout(spec, pin=self.memory.weights.device.type == "cuda")

@@ -76,14 +76,18 @@ def make_envs(args: CommonArgs, channel: Any) -> GuardedEnvs:
     return channel.closing(env)
 
 
-class Games:
-    """Games in progress in an actor's environments: new ones, or rebuilt to where a predecessor stopped."""
+class Collector:
+    """Steps an actor's environments, with new games in them, or games rebuilt to where a predecessor stopped.
 
-    def __init__(self, env: Any, channel: Any):
+    It continues from the predecessor's counts, `rollouts` (or blocks) and `messages`, and from its `successor_state`.
+    """
+
+    def __init__(self, args: Any, env: GuardedEnvs, channel: Any):
+        self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.stats = EpisodeStats(env.num_envs)
         state: ActorState = channel.restored or ActorState()
         self.rollouts, self.messages, self.successor_state = state.rollouts, state.messages, state.successor_state
-        self.obs: np.ndarray
+        self.obs: Any  # of all environments, [B, ...]
         if not self.successor_state:
             self.obs = env.rebuild(state.games) if state.games else env.reset()[0]
             return
@@ -100,6 +104,11 @@ class Games:
         else:
             self.stats.restore(self.successor_state)
 
-    def state_fields(self, action: Tensor, done: Tensor, obs: Tensor) -> dict[str, Any]:
-        """The state fields that all chapters share, of steps [T, B] and the observations [B, ...] after them."""
-        return {"action": action, "done": done, "obs_hash": obs_hashes(obs.numpy()), **self.stats.fields()}
+    def seeds(self, *numbers: int) -> tuple[int, int]:
+        """Two seeds that follow from the run's seed, the actor and these numbers, such as that of a rollout."""
+        return derive_seeds(self.args.seed, *self.channel.seed_key, *numbers)
+
+    def game_fields(self, action: np.ndarray, done: Tensor) -> dict[str, Any]:
+        """The state fields that all chapters share, after steps [T, B]."""
+        hashes = obs_hashes(np.asarray(self.obs))
+        return {"action": action, "done": done, "obs_hash": hashes, **self.stats.fields()}

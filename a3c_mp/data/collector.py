@@ -1,13 +1,12 @@
 """Rollout collection: act for T steps in a vector environment. Chapter 3 has `transitions.TransitionCollector`."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import torch
 from torch import Tensor
 
-from a3c_mp.data.actor import Games
+from a3c_mp.data.actor import Collector
 from a3c_mp.data.exploration import Bursts
 from a3c_mp.data.rollout import Rollout, write_step
 from a3c_mp.nets.build import make_actor_critic
@@ -16,7 +15,7 @@ from a3c_mp.nets.layers import reset_acting_state
 from a3c_mp.nets.precision import acting_forward
 from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Spec
-from a3c_mp.seeds import BURSTS, NOISE, derive_seeds
+from a3c_mp.seeds import BURSTS, NOISE
 from a3c_mp.wrappers import ActionScaling, GuardedEnvs, num_choices
 
 
@@ -31,28 +30,27 @@ def acting_state_spec(num_envs: int, action_space: gymnasium.Space, lstm_size: i
     }
 
 
-class RolloutCollector:
+class RolloutCollector(Collector):
     """Rollout collector: steps B environments, from `make_envs`, with a copy of the net, T steps for each rollout."""
 
     def __init__(self, args: Any, env: GuardedEnvs, channel: Any, net: Any = None):
-        self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.action_space = env.single_action_space
         self.to_env = ActionScaling(self.action_space)
         net = net or make_actor_critic(env.single_observation_space, self.action_space, args.net_spec)
-        self.net = net = self.memory.place(net)
+        self.net = net = channel.memory.place(net)
+        super().__init__(args, env, channel)  # after the net, as an environment may draw from the same generator
+        self.obs = torch.from_numpy(self.obs)
         self.rng = torch.Generator()
         self.bursts: Bursts | None = None
         if args.explorers:
             sizes = num_choices(self.action_space).tolist()
             self.bursts = Bursts(env.num_envs, args.explorers, args.explore_steps, args.explore_after, sizes)
-        self.games = Games(env, channel)
-        self.stats, self.obs = self.games.stats, torch.from_numpy(self.games.obs)
-        self.rollouts = self.games.rollouts  # collected so far, by predecessors too
         self.lstm_state_before = [state.cpu() for state in net.initial_state(env.num_envs)]  # before self.obs
-        self.forward = acting_forward(args, net, self.obs, *self.lstm_state_before)
+        self.forward = torch.inference_mode()(acting_forward(args, net, self.obs, *self.lstm_state_before))
+        """(obs, LSTM state) on the CPU -> (logits [B, P] and value [B], float32; next LSTM state)"""
         self.unseen_fields = set(args.rollout_fields)  # that no infos have had
         self.logits: Tensor | None = None  # of the next action, computed before the rollout that it belongs to
-        if saved := {name: torch.from_numpy(part) for name, part in self.games.successor_state.items()}:
+        if saved := {name: torch.from_numpy(part) for name, part in self.successor_state.items()}:
             self.logits, self.value = saved["logits"], saved["value"]
             self.lstm_state = [saved["lstm_state"].to(zeros) for zeros in self.lstm_state_before]
             self.lstm_state_before = [saved["lstm_state_before"].to(zeros) for zeros in self.lstm_state_before]
@@ -64,12 +62,6 @@ class RolloutCollector:
         self.memory.states.write(token.slot, self.state_fields, rollout)
         return version
 
-    @torch.inference_mode()
-    def act(self, obs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Run the net on observations on the CPU: (logits [B, P] and value [B], float32; next LSTM state)."""
-        logits, value, *state = self.forward(obs, *state)
-        return logits, value, state
-
     def collect(self, rollout: Rollout) -> None:
         """Fill a rollout with the next T steps of every environment.
 
@@ -79,7 +71,7 @@ class RolloutCollector:
         """
         self.rng.manual_seed(self.seeds(self.rollouts)[1])
         if self.logits is None:
-            self.logits, self.value, self.lstm_state = self.act(self.obs, self.lstm_state_before)
+            self.logits, self.value, *self.lstm_state = self.forward(self.obs, *self.lstm_state_before)
             self.logits = mask_logits(self.logits, self.env.mask)
         write_step(rollout, 0, obs=self.obs, value=self.value)
         for state in self.lstm_state_before:
@@ -96,8 +88,7 @@ class RolloutCollector:
             action = self.net.distribution(logits).sample(self.rng)
             next_obs, reward, terminated, truncated, infos = self.env.step(self.to_env(action.numpy()))
             self.stats.step(reward, terminated | truncated)
-            if self.unseen_fields:
-                self.unseen_fields -= infos.keys()
+            self.unseen_fields -= infos.keys()
             write_step(
                 rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
                 life_lost=infos.get("life_lost", False), behaviour_logits=logits,
@@ -106,10 +97,10 @@ class RolloutCollector:
             )  # fmt: skip
             if truncated.any():
                 final_obs = torch.from_numpy(infos["final_obs"])
-                write_step(rollout, t, truncation_value=self.act(final_obs, self.lstm_state)[1])
+                write_step(rollout, t, truncation_value=self.forward(final_obs, *self.lstm_state)[1])
             write_step(rollout, t + 1, obs=next_obs)
             self.lstm_state_before = [reset_acting_state(state, self.stats.done) for state in self.lstm_state]
-            self.logits, self.value, self.lstm_state = self.act(rollout.obs[t + 1], self.lstm_state_before)
+            self.logits, self.value, *self.lstm_state = self.forward(rollout.obs[t + 1], *self.lstm_state_before)
             self.logits = mask_logits(self.logits, self.env.mask)
             write_step(rollout, t + 1, value=self.value)
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
@@ -117,15 +108,10 @@ class RolloutCollector:
         if self.unseen_fields and self.rollouts == 1 and self.channel.actor == 0:
             print(f"infos have no {' or '.join(sorted(self.unseen_fields))} so far: these rollout_fields are 0")
 
-    def seeds(self, *numbers: int) -> tuple[int, int]:
-        """Two seeds that follow from the run's seed, the actor and these numbers, such as that of a rollout."""
-        return derive_seeds(self.args.seed, *self.channel.seed_key, *numbers)
-
     def state_fields(self, rollout: Rollout) -> dict[str, Any]:
         """The state after a rollout, for `ResumeStates.write`."""
         empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
-        action = torch.from_numpy(self.to_env(rollout.action.numpy()))
-        return self.games.state_fields(action, rollout.done, self.obs) | {
+        return self.game_fields(self.to_env(rollout.action.numpy()), rollout.done) | {
             "logits": self.logits,
             "value": self.value,
             "lstm_state_before": self.lstm_state_before[0] if self.lstm_state_before else empty,

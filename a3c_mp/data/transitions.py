@@ -7,31 +7,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.data.actor import Games
+from a3c_mp.data.actor import Collector
 from a3c_mp.data.episodes import EpisodeStats
 from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import EnvStep, Writer
-from a3c_mp.seeds import derive_seeds
 from a3c_mp.wrappers import GuardedEnvs
 
 
-class TransitionCollector:
+class TransitionCollector(Collector):
     """Transition collector: steps B environments for a block at a time and writes transitions to the replay.
 
     `env` is from `make_envs`, `make_policy` makes the exploration policy: `dqn.Policy` or `ddpg.Policy`, also td3's.
     """
 
     def __init__(self, args: Any, env: GuardedEnvs, net: nn.Module, make_policy: Callable[..., Any], channel: Any):
-        self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
+        super().__init__(args, env, channel)
         self.net = self.memory.place(net)
-        self.games = games = Games(env, channel)
-        self.stats, self.obs, self.blocks = games.stats, games.obs, games.rollouts
-        self.writer = Writer(self.memory.more, channel.worker, args.n_step, args.gamma, games.successor_state)
+        restored = self.successor_state
+        self.writer = Writer(self.memory.more, channel.worker, args.n_step, args.gamma, restored)
         self.writer.largest_error = args.largest_error
-        self.policy = make_policy(
-            args, self.net, env.single_action_space, self.obs, channel.actor, games.successor_state
-        )
+        self.policy = make_policy(args, self.net, env.single_action_space, self.obs, channel.actor, restored)
 
     def fill(self, token: Token) -> int:
         """Append a block of steps to the replay, its statistics to a slot; return the version of the weights."""
@@ -47,7 +43,7 @@ class TransitionCollector:
     def collect(self, block: dict[str, Tensor], warm_up: bool = False) -> None:
         """Take a block of steps: transitions go to the shard, episode statistics to `block`."""
         policy = self.policy
-        rng = np.random.default_rng(derive_seeds(self.args.seed, *self.channel.seed_key, self.blocks)[1])
+        rng = np.random.default_rng(self.seeds(self.rollouts)[1])
         self.actions = []  # as the environments get them
         for t in range(len(block["done"])):
             mask = self.env.mask
@@ -69,12 +65,11 @@ class TransitionCollector:
             block["reward"][t] = torch.from_numpy(reward)
             write_stats(block, t, self.stats)
             self.obs = next_obs
-        self.blocks += 1
+        self.rollouts += 1
 
     def state_fields(self, block: dict[str, Tensor]) -> dict[str, Any]:
         """The state after a block, for `ResumeStates.write`."""
-        actions = torch.from_numpy(np.stack(self.actions))
-        games = self.games.state_fields(actions, block["done"], torch.from_numpy(self.obs))
+        games = self.game_fields(np.stack(self.actions), block["done"])
         return {**games, **self.writer.fields(), **self.policy.fields()}
 
 

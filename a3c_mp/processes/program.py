@@ -3,6 +3,7 @@
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,10 +24,8 @@ def describe_program() -> dict[str, str]:
     """
     found = {"a3c_mp": a3c_mp.__version__, "python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package).split("+")[0]
-        except PackageNotFoundError:
-            continue
     return found | ({"commit": commit} if (commit := git_commit()) else {})
 
 

@@ -307,7 +307,7 @@ def test_the_replay_has_rewards_clipped_and_not_scaled_and_the_message_has_them_
     )
     collector = object.__new__(TransitionCollector)
     collector.args, collector.env, collector.policy, collector.obs = args, env, policy, np.zeros((2, 3))
-    collector.channel, collector.blocks = SimpleNamespace(seed_key=(0,)), 0
+    collector.channel, collector.rollouts = SimpleNamespace(seed_key=(0,)), 0
     collector.writer, collector.stats = SimpleNamespace(step=lambda step: seen.append(step.reward)), EpisodeStats(2)
     block = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in block_spec(3, 2).items()}
     collector.collect(block)
