@@ -41,11 +41,7 @@ class Slots:
     ):  # fmt: skip
         self.spec = spec
         self.offsets, self.slot_bytes = layout(spec)
-        num_bytes = self.slot_bytes * num_slots
-        if torch.device(device).type == "cpu":
-            self.arena = shared_bytes(num_bytes).view(num_slots, self.slot_bytes)
-        else:
-            self.arena = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8, device=device)
+        self.arena = shared_bytes(self.slot_bytes * num_slots, device).view(num_slots, self.slot_bytes)
         is_pinned = pin_for is not None and pin(self.arena, pin_for)
         self.pinned_elsewhere = pin_for if everywhere and is_pinned else None  # the GPU, the same one in every process
 
@@ -94,14 +90,16 @@ def layout(spec: Spec) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def shared_bytes(size: int) -> Tensor:
-    """Allocate shared memory: zeros, uint8 [size].
+def shared_bytes(size: int, device: torch.device | str = "cpu") -> Tensor:
+    """Allocate shared memory: zeros, uint8 [size]; that of a GPU is shared by CUDA IPC.
 
-    It is an anonymous file (memfd_create), which needs no /dev/shm and is freed with the last process that holds it.
+    On the CPU it is an anonymous file (memfd_create), which needs no /dev/shm and is freed with the last process that holds it.
     All its blocks are allocated here: where memory is missing, the first write would kill a process with SIGBUS.
     Raises MemoryError, with both sizes, where too little is free; with the reason, where it cannot be allocated.
     """
     what = f"{math.ceil(size / MIB):,} MiB of shared memory"
+    if torch.device(device).type != "cpu":
+        return torch.zeros(size, dtype=torch.uint8, device=device)
     if size > (free := free_memory()):
         raise MemoryError(f"{what} is needed, {free // MIB:,} MiB of memory is free")
     try:

@@ -34,13 +34,10 @@ class Weights:
         assert all(t.is_floating_point() for t in tensors), "weights hold floating-point tensors only"
         self.shapes, self.sizes = [t.shape for t in tensors], [t.numel() for t in tensors]
         self.device, num = device or tensors[0].device, sum(self.sizes)
-        if self.device.type == "cpu":
-            memory = shared_bytes(2 * num * dtype.itemsize)
-            if tensors[0].is_cuda:
-                pin(memory, tensors[0].device)
-            self.buffers = memory.view(dtype).view(2, num)
-        else:
-            self.buffers = torch.zeros(2, num, dtype=dtype, device=self.device)
+        memory = shared_bytes(2 * num * dtype.itemsize, self.device)
+        if tensors[0].is_cuda and not memory.is_cuda:
+            pin(memory, tensors[0].device)
+        self.buffers = memory.view(dtype).view(2, num)
         self.versions = shared_counters(2).fill_(-1)
         self.publish(net)
 
