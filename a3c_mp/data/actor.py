@@ -77,10 +77,7 @@ def make_envs(args: CommonArgs, channel: Any) -> GuardedEnvs:
 
 
 class Collector:
-    """Steps an actor's environments, with new games in them, or games rebuilt to where a predecessor stopped.
-
-    It continues from the predecessor's counts, `rollouts` (or blocks) and `messages`, and from its `successor_state`.
-    """
+    """Steps an actor's environments, with new games in them, or games rebuilt to where a predecessor stopped."""
 
     def __init__(self, args: Any, env: GuardedEnvs, channel: Any):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory

@@ -60,14 +60,13 @@ class ResumeStates:
         self.layout, self.start, self.seed = layout, start, args.seed
         self.own = (group or LearnerGroup()).own_share(args.max_actors)
         self.actors = [ActorState() for _ in range(args.max_actors)]
-        self.spec = _spec(args.num_envs, layout)
-        self.slots: Slots | None = None
+        self.slots: Any = None  # `Slots` in deterministic runs
         if args.deterministic:
             seeding = seeding_of(args.env_id)
             for state in self.actors:
                 state.games = GameLog(args.num_envs, seeding)
             try:
-                self.slots = Slots(self.spec, len(self.own) * layout.slots_per_actor)
+                self.slots = Slots(_spec(args.num_envs, layout), len(self.own) * layout.slots_per_actor)
             except MemoryError as error:
                 raise ConfigError("num-envs", args.num_envs, str(error), "lower it, or --num-actors") from error
 
@@ -137,8 +136,8 @@ class ResumeStates:
             raise ValueError(f"its games are those of seed {seed}, not of {self.seed}")
         for saved in state["actors"]:
             for name, tensor in saved["successor_state"].items():
-                if tensor.shape != self.spec[name][0]:
-                    raise ValueError(f"{name} is {list(tensor.shape)}, not {list(self.spec[name][0])}")
+                if tensor.shape != (shape := self.slots.spec[name][0]):
+                    raise ValueError(f"{name} is {list(tensor.shape)}, not {list(shape)}")
             if saved["counts"][1] and state["messages"] != self.layout.messages:
                 raise ValueError(f"a rollout was sent in {state['messages']} messages, not {self.layout.messages}")
         self.start = state["start"]

@@ -102,14 +102,9 @@ class Supervisor:
             child.number = number
         self.children, self._beats, self.max_restarts, self.hang_seconds = children, beats, max_restarts, hang_seconds
         self.on_message, self.on_restart, self.hang_setting = on_message, on_restart, hang_setting
-        self._restarts: Counter[str] = Counter()  # by flag
+        self.restarts: Counter[str] = Counter()  # by flag: processes that have been replaced
         self._frames: list[str] = []  # of the last traceback
         self._checked = time.monotonic()  # when heartbeats were last looked at
-
-    @property
-    def restarts(self) -> int:
-        """How many processes have been replaced."""
-        return self._restarts.total()
 
     @property
     def processes(self) -> list[Any]:
@@ -228,11 +223,11 @@ class Supervisor:
 
     def _restart(self, child: Child, how: str, details: str = "") -> None:
         message, details = f"{child} {how}", f"\n{details.rstrip()}" if details else ""
-        if self._restarts[child.flag] >= self.max_restarts:
+        if self.restarts[child.flag] >= self.max_restarts:
             self._give_up(child, WorkerError(f"{message}; restart budget of {self.max_restarts} spent{details}"))
             return
-        self._restarts[child.flag] += 1
-        how_often = f"restart {self._restarts[child.flag]} of {self.max_restarts}"
+        self.restarts[child.flag] += 1
+        how_often = f"restart {self.restarts[child.flag]} of {self.max_restarts}"
         self.on_restart(child.number, f"{message}; {how_often}{self._without_repetition(details)}")
         self._start(child)
 

@@ -1,9 +1,8 @@
-"""Workers that are spawned processes of this machine: both ends of their pipes.
+"""Workers that are spawned processes of this machine, and both ends of their pipes; `pool` has the protocol.
 
-A worker is a plain function `target(channel, *args)`. It takes tokens (slot, weights version) from its channel, fills
-the slot, and sends back the slot's number with a few statistics. Every worker has a pair of pipes of its own: a queue
-with one writer and one reader is a pipe and needs no lock, so a worker that is killed at any instant blocks no other.
-Each message stays below 4 KiB, which a pipe takes as one atomic write.
+Every worker has a pair of pipes of its own: a queue with one writer and one reader is a pipe and needs no lock, so a
+worker that is killed at any instant blocks no other. Each message stays below 4 KiB, which a pipe takes as one atomic
+write.
 """
 
 import os
@@ -95,7 +94,7 @@ class Workers:
         actor, start, restored = self._actor(worker), 0, None
         if self.states is not None:
             start, restored = self.states.start, self.states.record_start(actor)
-        seed_key = (start, actor, self.supervisor.restarts if restored is None else 0)
+        seed_key = (start, actor, self.supervisor.restarts.total() if restored is None else 0)
         tokens, self._token_pipes[worker] = mp.Pipe(duplex=False)
         messages, results = mp.Pipe(duplex=False)
         with tokens, results:  # the child has copies; with these closed, its death reads as an end of file

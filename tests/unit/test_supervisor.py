@@ -58,7 +58,7 @@ def test_each_flag_has_a_restart_budget_and_a_child_that_may_be_lost_is_given_up
     assert scene.tape == [f"evaluator {text} 1 of 1", "start", f"actor 1 {text} 1 of 1", "start"]
     assert [str(error) for error in scene.lost] == [f"evaluator {text} budget of 1 spent"], "once"
     assert scene.supervisor.children[3].is_done
-    assert scene.supervisor.restarts == 2
+    assert scene.supervisor.restarts.total() == 2
     with pytest.raises(WorkerError, match=r"^actor 0 \(pid 7\) was killed by signal 40; restart budget of 1 spent$"):
         scene.end(0, code=-40)  # a signal without a name
 
