@@ -17,8 +17,6 @@ from pathlib import Path
 
 LOOK_SECONDS = 0.5  # between two looks at the parent's id, in case the end of file does not come
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)  # of a scheduler that is about to end a job
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *WARNINGS)
-"""signals that may go to all processes of a run; its parent decides what they do"""
 
 
 class Watchdog:
@@ -70,7 +68,8 @@ def watch(parent_pid: int) -> set[bytes]:
 
 
 def main() -> None:
-    for signum in IGNORED:
+    # Signals that may go to all processes of a run; the parent decides what they do.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *WARNINGS):
         signal.signal(signum, signal.SIG_IGN)
     for charge in watch(int(sys.argv[1])):
         if charge.startswith(b"/"):
