@@ -73,9 +73,10 @@ class RolloutCollector(Collector):
         if self.logits is None:
             self.logits, self.value, *self.lstm_state = self.forward(self.obs, *self.lstm_state_before)
             self.logits = mask_logits(self.logits, self.env.mask)
-        write_step(rollout, 0, obs=self.obs, value=self.value)
+        fields = rollout.fields()
+        write_step(fields, 0, obs=self.obs, value=self.value)
         for state in self.lstm_state_before:
-            write_step(rollout, 0, lstm_state=state)
+            write_step(fields, 0, lstm_state=state)
         rollout.truncation_value.zero_()
         bursts = self.bursts if self.bursts and self.bursts.wanted(self.stats.steps_since_reward) else None
         if bursts is not None:
@@ -90,19 +91,18 @@ class RolloutCollector(Collector):
             self.stats.step(reward, terminated | truncated)
             self.unseen_fields -= infos.keys()
             write_step(
-                rollout, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
-                life_lost=infos.get("life_lost", False), behaviour_logits=logits,
-                episode_return=self.stats.returns, episode_length=self.stats.lengths,
+                fields, t, action=action, reward=reward, terminated=terminated, truncated=truncated,
+                life_lost=infos.get("life_lost", False), behaviour_logits=logits, **self.stats.totals(),
                 **{name: field.read(infos, name, len(reward)) for name, field in self.args.rollout_fields.items()},
             )  # fmt: skip
             if truncated.any():
                 final_obs = torch.from_numpy(infos["final_obs"])
-                write_step(rollout, t, truncation_value=self.forward(final_obs, *self.lstm_state)[1])
-            write_step(rollout, t + 1, obs=next_obs)
+                write_step(fields, t, truncation_value=self.forward(final_obs, *self.lstm_state)[1])
+            write_step(fields, t + 1, obs=next_obs)
             self.lstm_state_before = [reset_acting_state(state, self.stats.done) for state in self.lstm_state]
             self.logits, self.value, *self.lstm_state = self.forward(rollout.obs[t + 1], *self.lstm_state_before)
             self.logits = mask_logits(self.logits, self.env.mask)
-            write_step(rollout, t + 1, value=self.value)
+            write_step(fields, t + 1, value=self.value)
         self.obs = rollout.obs[-1].clone()  # a copy, because the slot goes to the learner
         self.rollouts += 1
         if self.unseen_fields and self.rollouts == 1 and self.channel.actor == 0:

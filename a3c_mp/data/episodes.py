@@ -44,11 +44,13 @@ class EpisodeStats:
         self.done = done
         self.steps_since_reward = np.where(reward == 0, self.steps_since_reward + 1, 0).astype(np.int32)
 
+    def totals(self) -> dict[str, np.ndarray]:
+        """Return and length of each episode so far, [N] each."""
+        return {"episode_return": self.returns, "episode_length": self.lengths}
+
     def fields(self) -> dict[str, np.ndarray]:
         """All arrays, [N] each, for `restore`."""
-        names = "episode_return", "episode_length", "episode_done", "steps_since_reward"
-        arrays: list[np.ndarray] = [self.returns, self.lengths, self.done, self.steps_since_reward]
-        return dict(zip(names, arrays, strict=True))
+        return {**self.totals(), "episode_done": self.done, "steps_since_reward": self.steps_since_reward}
 
     def restore(self, fields: Mapping[str, np.ndarray]) -> None:
         for name, array in self.fields().items():

@@ -123,11 +123,10 @@ def empty_rollout(spec: Spec, pin: bool = False) -> Rollout:
     return rollout.map(page_locked) if pin else rollout
 
 
-def write_step(rollout: Rollout, t: int, **fields: Tensor | np.ndarray | bool) -> None:
-    """Write the fields [B, ...] of step t into a rollout."""
-    for name, value in fields.items():
-        place = rollout.extra[name] if name in rollout.extra else getattr(rollout, name)
-        place[t] = torch.as_tensor(value)
+def write_step(fields: Mapping[str, Tensor], t: int, /, **values: Tensor | np.ndarray | bool) -> None:
+    """Write the values [B, ...] of step t into fields [T, B, ...], as of a rollout."""
+    for name, value in values.items():
+        fields[name][t] = torch.as_tensor(value)
 
 
 def join(rollouts: Sequence[Rollout]) -> Rollout:

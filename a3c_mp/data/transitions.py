@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from a3c_mp.data.actor import Collector
-from a3c_mp.data.episodes import EpisodeStats
+from a3c_mp.data.rollout import write_step
 from a3c_mp.processes.pool import Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.replay import EnvStep, Writer
@@ -62,8 +62,7 @@ class TransitionCollector(Collector):
             )  # fmt: skip
             self.writer.step(step)
             self.stats.step(reward, terminated | truncated)
-            block["reward"][t] = torch.from_numpy(reward)
-            write_stats(block, t, self.stats)
+            write_step(block, t, reward=reward, done=self.stats.done, **self.stats.totals())
             self.obs = next_obs
         self.rollouts += 1
 
@@ -86,10 +85,3 @@ def episode_stats_spec(block_length: int, num_envs: int) -> Spec:
         "episode_return": (steps, torch.float64),
         "episode_length": (steps, torch.int32),
     }
-
-
-def write_stats(block: dict[str, Tensor], t: int, stats: EpisodeStats) -> None:
-    """Write which episodes ended at step t of a block, with the return and length of every episode."""
-    block["done"][t] = torch.from_numpy(stats.done)
-    block["episode_return"][t] = torch.from_numpy(stats.returns)
-    block["episode_length"][t] = torch.from_numpy(stats.lengths)

@@ -13,7 +13,7 @@ from a3c_mp.algorithms import dqn
 from a3c_mp.algorithms.apex import NORM_PERIOD, ladder, stacked_frames
 from a3c_mp.algorithms.apex_settings import ReplayArgs
 from a3c_mp.config import Count
-from a3c_mp.data.transitions import write_stats
+from a3c_mp.data.rollout import write_step
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.precision import autocast
 from a3c_mp.population import settings
@@ -110,7 +110,7 @@ class Generation(MemberGeneration):
         self.obs, reward, terminated, truncated, infos = self.env.step(action)
         done = terminated | truncated
         self.stats.step(reward, done)
-        write_stats(self.result, self.t, self.stats)
+        write_step(self.result, self.t, done=done, **self.stats.totals())
         self.scale_rewards(torch.from_numpy(reward)[None], torch.from_numpy(done)[None])
         self.t += 1
         self.steps += len(q)

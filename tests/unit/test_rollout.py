@@ -57,7 +57,7 @@ def test_write_step_fills_its_step_and_no_other():
     rollout.life_lost.fill_(True)
     written = {"reward": np.array([1.5, -1.5]), "angle": np.array([0.5, 0.25]), "life_lost": False}
     expected = rollout.map(torch.clone).fields()
-    write_step(rollout, 1, **written)
+    write_step(rollout.fields(), 1, **written)
     for name, value in written.items():
         expected[name][1] = torch.as_tensor(value)
     for name, field in rollout.fields().items():
