@@ -45,7 +45,7 @@ def node_actor(channel: Any, make_actor: Callable[..., Any], args: Any, setup: t
     packer, weights, replay, check_node = setup
     weights.device = check_node(channel.actor + 1)  # a GPU where Ray gives it one
     fields, states = packer.empty(), SentStates(args.deterministic)
-    slots = defaultdict(lambda: fields)  # one stands for all of the learner's
+    slots = defaultdict[int, Any](lambda: fields)  # one stands for all of the learner's
     rows = replay and Outbox(replay, args.block_length, args.n_step, channel.restored)  # dqn: for a replay shard
     channel.memory = memory = Memory(slots, weights, states, weights.dtype, args.in_order, rows and rows.ring)
     fill = make_actor(channel, args)

@@ -79,7 +79,7 @@ def make_envs(args: CommonArgs, channel: Any) -> GuardedEnvs:
 class Collector:
     """Steps an actor's environments, with new games in them, or games rebuilt to where a predecessor stopped."""
 
-    def __init__(self, args: Any, env: GuardedEnvs, channel: Any):
+    def __init__(self, args: Any, env: Any, channel: Any):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.stats = EpisodeStats(env.num_envs)
         state: ActorState = channel.restored or ActorState()
