@@ -42,10 +42,11 @@ class Workers:
     ):  # fmt: skip
         self.target, self.args, self.states, self.on_restart = target, args, states, on_restart
         self.options, self._ledger = options, SlotLedger(num_workers, options)
+        self._actors = range(options.first_actor, options.first_actor + num_workers)  # numbers in the whole run
         self._token_pipes: list[Any] = [None] * num_workers
         self._beats = shared_counters(num_workers)
         children = [
-            Child(options.name or f"{options.role} {self._actor(worker)}", partial(self._launch, worker), options.flag)
+            Child(options.name or f"{options.role} {self._actors[worker]}", partial(self._launch, worker), options.flag)
             for worker in range(num_workers)
         ]
         self.supervisor = Supervisor(
@@ -86,12 +87,9 @@ class Workers:
         for message in filled:
             self._send(message.worker, self._ledger.give(message, version))
 
-    def _actor(self, worker: int) -> int:
-        return self.options.first_actor + worker
-
     def _launch(self, worker: int) -> tuple[Any, Any]:
         """Start the process of a worker and give it its tokens; returns it and the pipe of its messages."""
-        actor, start, restored = self._actor(worker), 0, None
+        actor, start, restored = self._actors[worker], 0, None
         if self.states is not None:
             start, restored = self.states.start, self.states.record_start(actor)
         seed_key = (start, actor, self.supervisor.restarts.total() if restored is None else 0)
@@ -108,7 +106,7 @@ class Workers:
 
     def _receive(self, worker: int, message: tuple) -> None:
         kind, *content = message
-        child, actor = self.supervisor.children[worker], self._actor(worker)
+        child, actor = self.supervisor.children[worker], self._actors[worker]
         if kind == FILLED:
             self._ledger.fill(worker, *content)
             child.record_result()
@@ -117,7 +115,7 @@ class Workers:
             self.on_restart(WorkerEvent(actor, f"{child} cannot be rebuilt: {content[0]}", replaced=False))
 
     def _forget(self, worker: int, text: str) -> None:
-        self.on_restart(WorkerEvent(self._actor(worker), text))
+        self.on_restart(WorkerEvent(self._actors[worker], text))
         self._ledger.forget(worker)
 
     def _send(self, worker: int, token: Token) -> None:
