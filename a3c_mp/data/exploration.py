@@ -17,9 +17,12 @@ IMPOSSIBLE = -30.0  # logit, beside 0, of the actions that a burst does not take
 class Bursts:
     """Bursts of one repeated random action, which exploring environments take instead of the policy's actions.
 
-    Independent noise in every step averages out: it does not carry a paddle across the screen. In a burst, the policy
-    that acts is certain of its action, and a rollout stores its logits as of any other step. So PPO's ratio and
-    V-trace's rho are pi(a|s) there: such a sample counts for less than one of the policy's own.
+    Independent noise in every step averages out: it does not carry a paddle across the screen, so the policy never
+    learns what the other side is worth. Dabney et al. 2021, "Temporally-extended epsilon-greedy exploration"; there
+    the lengths of bursts have a heavy tail, and every environment has them.
+
+    In a burst, the policy that acts is certain of its action, and a rollout stores its logits as of any other step.
+    So PPO's ratio and V-trace's rho are pi(a|s) there: such a sample counts for less than one of the policy's own.
 
     Args:
         num_envs, explorers: environments (B), and how many of them, the first ones, have bursts.

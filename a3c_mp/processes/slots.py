@@ -93,8 +93,8 @@ def layout(spec: Spec) -> tuple[dict[str, int], int]:
 def shared_bytes(size: int, device: torch.device | str = "cpu") -> Tensor:
     """Allocate shared memory: zeros, uint8 [size]; that of a GPU is shared by CUDA IPC.
 
-    On the CPU it is an anonymous file (memfd_create), which needs no /dev/shm and is freed with the last process that holds it.
-    All its blocks are allocated here: where memory is missing, the first write would kill a process with SIGBUS.
+    On the CPU it is an anonymous file (memfd_create), which needs no /dev/shm and is freed with the last process that
+    holds it. All its blocks are allocated here: where memory is missing, the first write would kill a process (SIGBUS).
     Raises MemoryError, with both sizes, where too little is free; with the reason, where it cannot be allocated.
     """
     what = f"{math.ceil(size / MIB):,} MiB of shared memory"
