@@ -64,8 +64,8 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def module_of(name):
-    """`wrappers/vector` -> a3c_mp.wrappers.vector; `a3c_mp/errors/__init__` -> a3c_mp.errors."""
-    name = name.removesuffix("/__init__").replace("/", ".")
+    """`wrappers/vector` -> a3c_mp.wrappers.vector; `a3c_mp/errors` -> a3c_mp.errors."""
+    name = name.replace("/", ".")
     return f"a3c_mp.{name}" if name.startswith("wrappers.") else name
 
 

@@ -17,7 +17,7 @@ from a3c_mp.wrappers.observations import leaves
 
 ACTIONS = Discrete | Box | MultiDiscrete | MultiBinary  # supported classes of action spaces
 SEEDS = 2**31  # number of seeds; ALE's are an int32
-WIDEST = float(np.sqrt(np.finfo(np.float32).max))  # distance of bounds (1.8e19) up to which squares are finite
+WIDEST = float(np.sqrt(np.finfo(np.float32).max))  # widest distance of bounds (1.8e19); wider ones count as infinite
 
 
 class MaskedDiscrete(Discrete):
@@ -138,7 +138,8 @@ class ActionScaling:
 def mask_in(info: Mapping[str, Any], space: gymnasium.Space, *, ended: bool = False) -> np.ndarray | None:
     """The choices that an environment's info allows: bool [sum of `num_choices`]; None if it has no mask.
 
-    Of an episode that has `ended`, one that allows nothing allows all. Raises ValueError, "an action_mask ...".
+    If the episode has `ended`, no action follows, and a mask without choices allows all. Raises ValueError if the mask
+    does not fit the space, or allows nothing; the message begins with "an action_mask".
     """
     if (given := info.get("action_mask")) is None:
         return None
@@ -203,7 +204,8 @@ class GuardedEnvs(VectorWrapper):
 
     def reset(self, *, seed=None, options=None):
         """Start new games: the first time with the seed, later with the environments' own random numbers."""
-        assert (seed, options) == (None, None), "the constructor has the seed, `reset_some` resets some of them"
+        if seed is not None or options:
+            raise ValueError("the seed is that of make_vec_env; reset_some(which) resets some of the environments")
         seedings = np.zeros(self.num_envs, np.int64) if self.is_new else None
         self.is_new = False
         return self.reset_some(np.ones(self.num_envs, np.bool_), seedings)

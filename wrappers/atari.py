@@ -19,7 +19,7 @@ cv2.setNumThreads(0)  # each actor is a process; more threads would compete for 
 
 FIRE = 1
 FRAME_SKIP = 4  # frames of one step: an action is repeated, the last two are max-pooled (Mnih et al. 2015)
-NUM_FRAMES, FRAME_SIZE = 4, 84  # of an observation, oldest first, zeros before the first; see `frames_of`
+NUM_FRAMES, FRAME_SIZE = (4, 84)  # of an observation, oldest first, zeros before the first; pixels of its sides
 NOOP_MAX = 30  # a game begins with 0 to NOOP_MAX - 1 no-ops, so that games differ (Mnih et al. 2015)
 MAX_FRAMES = 108_000  # emulator frames after which a game is truncated: half an hour of play (Machado et al. 2018)
 SUPPORTED: dict[str, tuple[Any, ...]] = {  # setting of an id -> values that it may have, the default first
@@ -60,7 +60,7 @@ class LostLives(VectorWrapper):
 
 
 def is_atari(env_id: str) -> bool:
-    """Whether an id is an Atari game with images, not RAM, and no wrapper: ALE's vector environment has none."""
+    """Whether an id is an Atari game with images (not RAM) and without wrappers, which `AtariVectorEnv` cannot have."""
     spec = find_spec(env_id)
     if extras_of(env_id).wrapper:
         return False

@@ -8,7 +8,7 @@ import os
 import re
 
 ACTOR, ENV = "A3C_ACTOR", "A3C_ENV"
-EVALUATOR, OUTSIDE, RECORDER = -1, -2, -3  # as an actor's number: the evaluator; trials and `play.py`; its video
+EVALUATOR, OUTSIDE, RECORDER = -1, -2, -3  # in place of an actor's number: the evaluator; trials and `play.py`; videos
 
 os.environ.setdefault(ACTOR, str(OUTSIDE))  # a simulator may import this, too: it keeps what it was started with
 os.environ.setdefault(ENV, "0")
@@ -26,9 +26,10 @@ EXPRESSION = re.compile(r"\{([\w\s+*/%()-]*\b(?:actor|env)\b[\w\s+*/%()-]*)\}")
 
 
 def with_numbers(text: str) -> str:
-    """A text with the value in place of each expression of `actor` and `env` in braces; others stay.
+    """A text with the value in place of each expression of `actor` and `env` in braces.
 
-    Raises ValueError for an expression of more than these names, whole numbers and + - * // % ( ).
+    `sim-{actor}` is "sim-3" for actor 3; braces without these names stay. Raises ValueError for an expression of more
+    than these names, whole numbers and + - * // % ( ).
     """
     return EXPRESSION.sub(_value, text)
 

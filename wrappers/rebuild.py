@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from a3c_mp.wrappers.actions import GuardedEnvs, allowed_action
 from a3c_mp.wrappers.atari import atari_settings, is_atari
 
-ATARI_GAMES, STICKY_STEPS = 32, 4_000  # until an Atari environment is seeded again; steps: with sticky actions
+ATARI_GAMES, STICKY_STEPS = 32, 4_000  # games, with sticky actions steps, until ALE is seeded again
 COUNTERS = "seedings", "games", "seeded", "start"  # arrays of a `GameLog`
 
 

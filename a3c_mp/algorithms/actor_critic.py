@@ -152,7 +152,8 @@ def anneal_entropy_coef(args: PPOArgs, steps: int) -> PPOArgs:
 def rewards_and_discounts(args: RewardArgs, rollout: Rollout, reward_scale: Tensor | float) -> tuple[Tensor, Tensor]:
     """Return (clipped and scaled rewards, discounts), both [T, B]; discounts are 0 where a return ends.
 
-    `reward_scale` is that of the net whose values they are learned with. Truncated steps: see `cut_truncated`.
+    `reward_scale` is that of the net whose values they are learned with. At truncated steps, the reward includes the
+    bootstrap value (see `cut_truncated`).
     """
     rewards = reward_scale * (rollout.reward.sign() if args.reward_clip else rollout.reward)
     if args.reward_scale is None:

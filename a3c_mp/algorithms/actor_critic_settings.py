@@ -131,15 +131,18 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "Hopper-v5": {**CONTINUOUS, **MUJOCO, "total_steps": 1_000_000},
 }  # fmt: skip
-PPO_PRESETS = {
+PPO_PRESETS = PRESETS | {
     name: preset | {"update_epochs": VECTOR_EPOCHS if "CartPole" in name else CONTINUOUS_EPOCHS}
     for name, preset in PRESETS.items()
+    if "NoFrameskip" not in name
 }
-PPO_PRESETS["PongNoFrameskip-v4"] |= {  # schedules for 500,000 steps: a policy that only loses stays random for longer
+# Fewer passes; schedules for runs of some 500,000 steps, in which a policy that only loses stays random for longer.
+PPO_PRESETS["PongNoFrameskip-v4"] = PRESETS["PongNoFrameskip-v4"] | {
     "update_epochs": 2, "repeat_fraction": 0.5, "anneal_steps": 800_000, "learning_rate_end": 1e-4,
     "entropy_coef": 0.03, "entropy_coef_end": 0.005, "entropy_steps": 400_000,
 }  # fmt: skip
-PPO_PRESETS["BreakoutNoFrameskip-v4"] |= {  # a net that sees the ball; one random action late in a game loses it
+# A net that sees the ball, and less exploration in the end: one random action late in a game loses it.
+PPO_PRESETS["BreakoutNoFrameskip-v4"] = PRESETS["BreakoutNoFrameskip-v4"] | {
     "total_steps": 3_200_000, "net": "resnet", "update_epochs": 2, "repeat_fraction": 0.5,
     "entropy_coef_end": 0.001, "entropy_steps": 2_400_000,
 }  # fmt: skip

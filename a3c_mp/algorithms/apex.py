@@ -204,7 +204,10 @@ class ApexSetup(Setup):
         return MessageStats(block["done"].numel(), episodes, lag, finite, rewards)
 
     def _prepare_successor(self, learner: Learner, event: WorkerEvent) -> None:
-        """Prepare a dead actor's shard: a deterministic successor rewrites the lost block, others go on after it."""
+        """Prepare the shard of a dead actor for its successor.
+
+        A deterministic one writes the lost block again; any other continues after the rows already written of it.
+        """
         if not learner.args.deterministic:
             self.make_room(learner.args, range(self.more.num_shards))
         elif event.replaced:

@@ -65,10 +65,10 @@ class RayDqnSetup(ApexSetup):
 
         def start(number: int) -> Any:
             in_run = own.start + number
-            actors, (_, seed) = len(learner.own[number :: len(own)]), derive_seeds(args.seed, in_run, SHARD)
+            actors, seeds = len(learner.own[number :: len(own)]), derive_seeds(args.seed, in_run, SHARD)
             size = Shards.bytes_needed(*self.more.sizes(actors, args.rows_per_lane))
             needs = {} if args.address is None else {"memory": size}  # that of this machine has been checked
-            content = self.more, actors, args.rows_per_lane, args.priority_exponent, seed
+            content = self.more, actors, args.rows_per_lane, args.priority_exponent, seeds[1]
             return session.start(shard_class, content, needs, session.state.free, name=f"replay shard {in_run}")
 
         self.replay = replay = RemoteReplay(
@@ -164,7 +164,7 @@ class Connection:
 
     @contextmanager
     def watch(self, trainer: Any) -> Iterator[None]:
-        """Show the cluster in a run's curves; save it before its actors end, as Ray may end this process meanwhile."""
+        """Show the cluster in a run's curves; save the run before its actors end: Ray may end this process then."""
 
         def store_in_use() -> float:
             free, total = self.session.state.sums("object_store_memory")
@@ -180,9 +180,11 @@ class Connection:
             yield
 
 
-def peer(group: LearnerGroup, session: Session, args: Any, steps: int, updates: int, *parts: Any) -> None:
-    """Run a trainer besides the first, in its process: `parts` are its carrier, actor, train and setup."""
-    make_carrier, actor, train, make = parts
+def peer(
+    group: LearnerGroup, session: Session, args: Any, steps: int, updates: int,
+    make_carrier: Callable[[Connection], Any], actor: Any, train: Any, make: Any,
+) -> None:  # fmt: skip
+    """Run a trainer besides the first, in its process."""
     setup, run = make(args, group.rank), RunState(args, group.rank, steps, updates)
     with Learner(args, run, setup, actor, group, make_carrier(Connection(args, session, setup))) as learner:
         session.warn = lambda text: learner.report(WorkerEvent(-1, text, replaced=False))  # the first one logs it

@@ -108,13 +108,14 @@ def roles_of(args: RoleArgs, pipeline: Callable[..., None], learner: Learner, ev
     if args.standalone:
         return roles
     for worker in range(args.num_actors):
-        node: dict[str, Any] = {"main": pipeline, "args": (args, learner.memory), "niceness": NICENESS}
-        node |= {"prepare": partial(pool.prepare, worker), "on_restart": partial(pool.on_lost, worker)}
-        roles.append(Role(f"collector {worker}", ("collector",), flag="--num-actors", **node))
+        runs = pipeline, (args, learner.memory), "--num-actors", NICENESS
+        prepare, on_restart = partial(pool.prepare, worker), partial(pool.on_lost, worker)
+        roles.append(Role(f"collector {worker}", ("collector",), *runs, prepare=prepare, on_restart=on_restart))
     if args.eval_every:
-        node = {"main": pipeline, "args": (args, None), "niceness": EVALUATOR_NICENESS}
-        node |= {"on_restart": evaluator.run.progress.evals.record_restart, "on_lost": evaluator.on_lost}
-        roles.append(Role("evaluator", ("evaluator",), flag="--eval-every", **node))
+        calls = {"on_restart": evaluator.run.progress.evals.record_restart, "on_lost": evaluator.on_lost}
+        roles.append(
+            Role("evaluator", ("evaluator",), pipeline, (args, None), "--eval-every", EVALUATOR_NICENESS, **calls)
+        )
     return roles
 
 
@@ -238,7 +239,8 @@ def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) 
         spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, extra=args.rollout_fields)
         fields = empty_rollout(spec).fields()
         states = SentStates(deterministic=False)  # such a task is refused with --listen
-        memory = Memory(defaultdict(lambda: fields), Weights(net, dtype), states, dtype, args.in_order)
+        slots = defaultdict[int, Any](lambda: fields)  # one stands for all of the learner's
+        memory = Memory(slots, Weights(net, dtype), states, dtype, args.in_order)
     try:
         pipeline(node, args, memory)
     except ConfigError as error:

@@ -46,7 +46,10 @@ def find_checkpoint(run: Path, newest: bool = False) -> tuple[Path, Path]:
 
 
 def load_run(run: Path, member: int | None = None) -> TrainedRun:
-    """Load a checkpoint and its run's settings, or an exported policy. Raises ConfigError if that is impossible."""
+    """Load a checkpoint and its run's settings, or an exported policy (.safetensors).
+
+    Raises ConfigError if they cannot be read or do not match.
+    """
     if run.suffix == ".safetensors" and not run.is_dir():
         if member is not None:
             raise ConfigError("member", member, f"{run} has one net", "leave it out")

@@ -74,6 +74,7 @@ def run_to_continue(given: Mapping[str, Any], runs_dir: Path) -> Path | None:
 def parse_algo(algorithms: Mapping[str, Any], description: str, argv: Sequence[str] | None = None) -> tuple[Any, Any]:
     """Parse the command line of a chapter with several algorithms: (settings, the one of `--algo`, or the first)."""
     first, algo = next(iter(algorithms.values())), None
+    # What has to be known first: --algo, and which run goes on.
     early = dataclasses.make_dataclass("Early", [("algo", str | None, None)], bases=(CommonArgs,), frozen=True)
     with suppress(ConfigError, OSError, ValueError, LookupError, TypeError):  # `parse_args` says what is wrong
         given, _ = read_flags(early, argv)

@@ -17,7 +17,7 @@ from a3c_mp.cluster.access import check_cluster, find_cluster, find_token, read_
 from a3c_mp.cluster.node import LOOPBACK_HOST, ClusterAddress, Node, check_installed, environment
 from a3c_mp.cluster.ports import check_host, check_port, open_ports, port_options
 from a3c_mp.errors import ConfigError
-from a3c_mp.processes.console import discard_output
+from a3c_mp.processes.console import GONE, discard_output
 from a3c_mp.processes.interfaces import address_towards
 from a3c_mp.processes.spawn import SIGNALS
 
@@ -128,8 +128,9 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
 def say(text: str, stream: TextIO) -> None:
     try:
         print(text, file=stream, flush=True)
-    except OSError:  # its reader or terminal has gone: the node must not end because of it
-        discard_output(stream)
+    except OSError as error:  # the node must not end because of it
+        if error.errno in GONE:  # its reader or terminal
+            discard_output(stream)
 
 
 def wait_for_runs(node: Node) -> None:

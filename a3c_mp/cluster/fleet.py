@@ -54,7 +54,7 @@ class Fleet:
     """Supervised actors on Ray that make `target(channel)` and call it for each token; the rest as in `Workers`.
 
     A call returns (result, rows): the result comes to the trainer, of the rows only a reference. `store(slot, result,
-    rows)` puts a result into its slot; what that returns is the payload. Each actor `needs` that much of its node.
+    rows)` puts a result into its slot; what that returns is the payload. Each actor `needs` this of its node.
     """
 
     def __init__(

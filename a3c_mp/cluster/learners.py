@@ -44,11 +44,13 @@ class RayLearner:
 
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
-    def run(self, target: Callable[..., None], group: LearnerGroup, rendezvous: tuple, like: tuple, *args: Any) -> str:
+    def run(
+        self, target: Callable[..., None], group: LearnerGroup, rendezvous: tuple, placing: tuple, args: tuple
+    ) -> str:
         """Run `target(group, session, *args)`; returns why that is not possible here, if it is not."""
         try:
             with ActorSession(None, print) as session:
-                session.placement, session.is_restart = like  # those of learner 0's session
+                session.placement, session.is_restart = placing  # those of learner 0's session
                 group.connect(*rendezvous)
                 target(group, session, *args)
         except PeerLost:
@@ -137,7 +139,7 @@ class RayLearners(Learners):
         free = {**dict(nodes[first:]), **dict(nodes[:first])}
         actor = session.start(self._actor_class, (), self.needs, free, name=f"learner {rank}", order="pack")
         args = self.run.args, self.run.steps, self.run.updates, *self.parts
-        run = self.target, group, self._rendezvous(rank), (session.placement, session.is_restart), *args
+        run = self.target, group, self._rendezvous(rank), (session.placement, session.is_restart), args
         pipe, end = mp.Pipe(duplex=False)
         return RayProcess(session, actor, run, end), pipe
 

@@ -52,6 +52,7 @@ class Publisher(Weights):
     def __init__(self, session: Session, net: nn.Module, dtype: torch.dtype, untrained: bool):
         self.session = session
         options = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": -1, "max_task_retries": -1}
+        # Ray restarts a server that dies, and repeats calls that it has not answered.
         self.server = session.actor_class(ParameterServer, **options).remote()
         self._references: References = {}
         self._answer: Any = None  # reference to that of the latest call
@@ -85,7 +86,7 @@ class Publisher(Weights):
             self._start, self._looked = start, time.monotonic()
             self._answer = self.server.publish.remote(self._references)
         elif silence > STUCK_SECONDS:
-            self.session.kill(self.server)  # it may be stopped; Ray starts another one
+            self.session.kill(self.server)  # as a stopped process it would answer nothing more
             self._looked = time.monotonic()
 
     def _share(self, version: int) -> None:

@@ -28,7 +28,7 @@ def check_host(host: str) -> str:
     except (OSError, UnicodeError) as error:  # the latter: it is no name of a host
         why = f"it has no IPv4 address ({getattr(error, 'strerror', None) or error})"
         raise ConfigError("host", host, why, "give one of this machine") from error
-    if address != LOOPBACK_HOST and address.startswith("127."):
+    if address != LOOPBACK_HOST and address.startswith("127."):  # for these, too, it would open all addresses
         why = f"{ALL}, not on {address} alone: it can bind one of loopback, {LOOPBACK_HOST}"
         raise ConfigError("host", host, why, "leave --host out")
     if address == "0.0.0.0":

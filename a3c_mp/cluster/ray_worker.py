@@ -14,13 +14,14 @@ from a3c_mp.processes.slots import Spec
 
 
 class RayWorker(Closing):
-    """The process of an actor of a `Fleet`: the channel for which `target` makes what is called for each token."""
+    """Process of a `Fleet`'s actor, and its channel: `target(channel)` returns what is called for each token."""
 
     def __init__(self, target: Callable[[Any], Any], niceness: int, seed_key: tuple[int, ...], restored: Any):
         os.nice(niceness)
         torch.set_num_threads(1)
         self.worker = 0  # the only one that writes into the memory of its process
-        self.actor, self.seed_key, self.restored = seed_key[1], seed_key, restored
+        self.seed_key, self.restored = seed_key, restored  # (steps at the start, number of the actor, starts)
+        self.actor = seed_key[1]
         self.memory: Any = None
         self.running: tuple[int, int] | None = None  # see `Memory.running`
         self.beats = 0

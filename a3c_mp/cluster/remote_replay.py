@@ -132,9 +132,9 @@ class RemoteReplay:
     """The trainer's end: sampling from all shards in proportion to priority, with the calls of `Replay` and `Prefetch`.
 
     `start_shard(number)` starts the actor of a shard; actor i sends to shard i % num_shards. `own_shards` and
-    `own_actors` are their numbers in the whole run. Batches are requested ahead, except in deterministic runs, which
-    also wait for every insertion. One of several learners, which all take as many batches, gets the latest one again
-    where all shards have been lost meanwhile.
+    `own_actors` are the numbers that this learner's have in the whole run. Batches are requested ahead (`--prefetch`),
+    except in deterministic runs, which also wait for every insertion. One of several learners, which all take as many
+    batches, gets the latest one again where all shards have been lost meanwhile.
     """
 
     def __init__(
@@ -142,7 +142,8 @@ class RemoteReplay:
         seed: int, should_stop: Callable[[], bool], device: torch.device,
     ):  # fmt: skip
         self.session, self.start_shard, self.should_stop, self.device = session, start_shard, should_stop, device
-        self.own_shards, self.own_actors, self.num_shards = own_shards, own_actors, (num_shards := len(own_shards))
+        self.own_shards, self.own_actors = own_shards, own_actors
+        self.num_shards = num_shards = len(own_shards)
         self.batch_size, self.restarts_left, self.repeats = args.batch_size, args.max_restarts, args.num_learners > 1
         self.ahead = 0 if args.deterministic else args.prefetch
         self.max_unanswered = UNANSWERED * -(-len(own_actors) // num_shards) if self.ahead else 0  # of a shard
@@ -181,7 +182,7 @@ class RemoteReplay:
                         self.session.warn(f"the newest transitions of actor {self.own_actors[actor]} {text}")
 
     def next(self) -> Batch | None:
-        """Return the next batch; None if all shards are empty or the run should stop; see `repeats`."""
+        """Return the next batch; None if all shards are empty or the run should stop."""
         while not self.should_stop() and self.totals.sum() > 0:
             while len(self._requests) <= self.ahead:
                 self._requests.append(self._request())
@@ -242,7 +243,7 @@ class RemoteReplay:
             passed, looked = min(now - looked, PAUSE_SECONDS), now  # more: this process was stopped
             waited = 0.0 if self.session.is_waiting(shard._actor_id.hex()) else waited + passed
             if waited > STUCK_SECONDS:
-                self.session.kill(shard)  # it may be stopped; it is replaced
+                self.session.kill(shard)  # as a stopped process it would answer nothing more; it is replaced
             if self.should_stop():
                 return False
         return True

@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -200,3 +201,6 @@ class Session:
             join = "start a node here: python -m a3c_mp.cluster join HOST:PORT (--num-cpus 0: without actors)"
             fix = "see docs/ray.md" if self.cluster is None else join
             raise ConfigError("address", self._address, why, fix) from error
+        if threading.current_thread() is threading.main_thread():
+            # Ray has put one in front of it that aborts the process 3 s after the signal.
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

@@ -25,7 +25,7 @@ Fill = Callable[[Token], Any]
 class Memory:
     """What actors share with their learner: shared memory of one machine, or what stands for it on another."""
 
-    slots: Any  # `Slots`; of an actor on another machine one slot, which stands for all of the learner's: it is sent
+    slots: Any  # `Slots`; on another machine a dictionary with the same slot for every number, whose fields are sent
     weights: Any  # `Weights`, or what requests them from another machine
     states: Any  # `ResumeStates` or `SentStates`
     dtype: torch.dtype  # that actors compute in
@@ -77,14 +77,14 @@ def make_envs(args: CommonArgs, channel: Any) -> GuardedEnvs:
 
 
 class Collector:
-    """Steps an actor's environments, with new games in them, or games rebuilt to where a predecessor stopped."""
+    """Base of both collectors: an actor's environments, with new games, or games rebuilt to where a predecessor was."""
 
     def __init__(self, args: Any, env: Any, channel: Any):
         self.args, self.env, self.channel, self.memory = args, env, channel, channel.memory
         self.stats = EpisodeStats(env.num_envs)
         state: ActorState = channel.restored or ActorState()
         self.rollouts, self.messages, self.successor_state = state.rollouts, state.messages, state.successor_state
-        self.obs: Any  # of all environments, [B, ...]
+        self.obs: Any  # [B, ...] of all environments: an array, in a RolloutCollector a tensor
         if not self.successor_state:
             self.obs = env.rebuild(state.games) if state.games else env.reset()[0]
             return

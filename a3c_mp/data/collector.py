@@ -46,7 +46,8 @@ class RolloutCollector(Collector):
             sizes = num_choices(self.action_space).tolist()
             self.bursts = Bursts(env.num_envs, args.explorers, args.explore_steps, args.explore_after, sizes)
         self.lstm_state_before = [state.cpu() for state in net.initial_state(env.num_envs)]  # before self.obs
-        self.forward = torch.inference_mode()(acting_forward(args, net, self.obs, *self.lstm_state_before))
+        forward = acting_forward(args, net, self.obs, *self.lstm_state_before)
+        self.forward = torch.inference_mode()(lambda obs, *state: forward(obs, *state))
         """(obs, LSTM state) on the CPU -> (logits [B, P] and value [B], float32; next LSTM state)"""
         self.unseen_fields = set(args.rollout_fields)  # that no infos have had
         self.logits: Tensor | None = None  # of the next action, computed before the rollout that it belongs to

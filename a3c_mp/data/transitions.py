@@ -22,8 +22,8 @@ class TransitionCollector(Collector):
     """
 
     def __init__(self, args: Any, env: GuardedEnvs, net: nn.Module, make_policy: Callable[..., Any], channel: Any):
+        self.net = channel.memory.place(net)
         super().__init__(args, env, channel)
-        self.net = self.memory.place(net)
         restored = self.successor_state
         self.writer = Writer(self.memory.more, channel.worker, args.n_step, args.gamma, restored)
         self.writer.largest_error = args.largest_error

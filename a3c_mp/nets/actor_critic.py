@@ -22,7 +22,7 @@ class ActorCritic(nn.Module):
     def __init__(self, norm: ObsNorm, head: ActionHead):
         super().__init__()
         self.norm, self.head = norm, head
-        self.register_buffer("reward_scale", torch.ones(()))  # the learner's, of the rewards that values are of
+        self.register_buffer("reward_scale", torch.ones(()))  # the learner's: values are those of rewards times this
 
     def distribution(self, logits: Tensor) -> Distribution:
         return self.head.distribution(logits)

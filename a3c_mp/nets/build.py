@@ -13,7 +13,7 @@ from a3c_mp.nets.layers import CONVOLUTIONS, RESIDUAL, LSTMCore, image_shape, im
 from a3c_mp.nets.obs_norm import ObsNorm
 
 NETS = *CONVOLUTIONS, *RESIDUAL  # `--net`, besides `module:function`
-HIDDEN, SHARED_UNITS, OWN_UNITS = (64, 64), 256, 512  # of MLPs; shared by policy and value; each one's own on images
+HIDDEN, SHARED_UNITS, OWN_UNITS = (64, 64), 256, 512  # of MLPs; on images, of the common layer, and each head's
 
 
 class NetSpec(NamedTuple):

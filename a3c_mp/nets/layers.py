@@ -21,7 +21,7 @@ VECTOR_UNITS = 64  # of the hidden layer of a vector beside an image
 
 
 def image_shape(space: gymnasium.Space) -> tuple[int, ...] | None:
-    """The shape [C, H, W] of images for convolutions in observations, alone or beside a vector; None without any."""
+    """The shape [C, H, W] of images of at least 36 x 36, alone or beside a vector; None without any."""
     if isinstance(space, ImageAndVector):
         return space.image_shape
     is_image = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3

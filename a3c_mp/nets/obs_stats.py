@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FAR = 1e6  # distance from the mean (standard deviations) beyond which a value is left out: no reading, say
+FAR = 1e6  # distance from the mean (standard deviations) beyond which a value is left out, as of a broken sensor
 FAR_FROM_EQUALS = 1e15  # the same distance, in units of the feature, where all others are equal; most that nets see
 SMALLEST = 2.0**-34  # values and deviations below it count as 0
 RARE = 1e-4  # share of a feature's values below which a bin does not say on which scale the feature varies

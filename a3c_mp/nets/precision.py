@@ -4,6 +4,7 @@ Master weights, returns and losses are always float32.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -26,10 +27,12 @@ def acting_dtype(precision: str, net: nn.Module, device: torch.device | None = N
     return torch.bfloat16 if net.norm.image and bf16 else torch.float32
 
 
-def autocast(precision: str, net: nn.Module) -> torch.autocast:
+def autocast(precision: str, net: nn.Module) -> AbstractContextManager:
     """Return a context in which the learner's net, whose weights stay float32, computes in `acting_dtype`."""
-    is_bf16 = acting_dtype(precision, net) == torch.bfloat16
-    return torch.autocast(next(net.parameters()).device.type, torch.bfloat16, enabled=is_bf16)
+    dtype = acting_dtype(precision, net)
+    if dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(next(net.parameters()).device.type, dtype)
 
 
 def has_native_bf16(device: torch.device) -> bool:

@@ -17,7 +17,7 @@ class QNet(nn.Module):
     def __init__(self, norm: ObsNorm):
         super().__init__()
         self.norm = norm
-        self.register_buffer("reward_scale", torch.ones(()))  # the learner's, of the rewards that values are of
+        self.register_buffer("reward_scale", torch.ones(()))  # the learner's: values are those of rewards times this
 
     def forward(self, obs: Tensor) -> tuple[Tensor]:
         """obs uint8 or float32 [B, ...] -> (q float32 [B, A],)."""
@@ -33,7 +33,7 @@ class QNet(nn.Module):
 
 
 class OwnQ(QNet):
-    """Q network around the user's own `body`: normalized observations [B, *obs_shape] -> Q [B, A], or [B, A, K]."""
+    """Q network around the user's own `body`: normalized observations [B, *obs_shape] -> Q [B, A], or K quantiles."""
 
     def __init__(self, norm: ObsNorm, body: nn.Module):
         super().__init__(norm)
@@ -48,8 +48,9 @@ class DuelingQ(QNet):
     """Dueling Q network: Q(s, a) = V(s) + A(s, a) - mean_a A(s, a) (Wang et al. 2016, equation 9).
 
     Images go through the convolutions of Mnih et al. 2015, or others (see `layers.image_torso`), vectors through the
-    first of the `hidden` layers; value and advantage have the others each: 256 units by default on images, as many
-    together as the net of Mnih et al. has, (128, 128) on vectors. `image` is as in `ObsNorm`.
+    first of the `hidden` layers. Value and advantage have the other layers each: by default 256 units on images, both
+    as many as the net of Mnih et al., 128 after the common 128 on vectors. All have an `activation` of `ACTIVATIONS`;
+    `image` is as in `ObsNorm`.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class DuelingQ(QNet):
 
 
 class DDPGNet(nn.Module):
-    """DDPG's actor mu(s) in [-1, 1]^D and critic Q(s, a), for flattened inputs (Lillicrap et al. 2016, section 7)."""
+    """DDPG's actor mu(s) in [-1, 1]^D and critic Q(s, a), D numbers per action (Lillicrap et al. 2016, section 7)."""
 
     algo, has_twin = "ddpg", False
 

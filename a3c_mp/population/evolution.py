@@ -99,7 +99,7 @@ def fittest_first(members: Sequence[Member], rng: Generator) -> list[Member]:
     Those of which a game has failed (fitness -inf) come after all others, and last those whose weights are not finite.
     """
     drawn = [members[i] for i in rng.permutation(len(members))]
-    return sorted(drawn, key=lambda member: (not member.fitness < math.inf, -member.fitness))
+    return sorted(drawn, key=lambda member: (not member.fitness < math.inf, -member.fitness))  # NaN last
 
 
 def possible_parents(members: Sequence[Member]) -> list[Member]:
@@ -123,7 +123,10 @@ def mutate_genome(genome: Genome, kind: str, args: Args, rng: Generator) -> Geno
 
 
 def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> Genome:
-    """Add a layer behind another, remove one that is not the first of its kind, or resize one."""
+    """Add a layer behind another, remove one that is not the first of its kind, or resize one.
+
+    What is added changes no outputs: an identity, which is exact for ReLU only; other hidden layers get wider instead.
+    """
     place, draw = int(rng.integers(len(genome.layers))), rng.random()
     layers, layer = list(genome.layers), genome.layers[place]
     if isinstance(layer, Convolution):
@@ -133,7 +136,7 @@ def _mutate_architecture(genome: Genome, args: Args, rng: Generator) -> Genome:
     else:
         number, (fewest, most), can_go, copy = len(genome.hidden), args.layers_range, True, layer
     if draw < args.new_layer and number < most:
-        if isinstance(layer, Convolution) or genome.activation == "relu":  # an identity is exact for ReLU only
+        if isinstance(layer, Convolution) or genome.activation == "relu":
             layers.insert(place + 1, copy)
         else:
             wider = max(round(layer * log_uniform(args.grow_factor, rng)), layer + 1)

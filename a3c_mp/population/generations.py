@@ -54,7 +54,7 @@ class Generations:
                 return
             self.population.take_elite()
             if self.report is not None:
-                self.report.record(ended[0].payload)  # a `Confirmation`, or None
+                self.report.record(ended[0].payload)  # of place 0: a `Confirmation` if it has played one
             yield self.population
             self.run.end_round()
             if self._should_stop():
@@ -126,5 +126,5 @@ def launch(algorithms: Mapping[str, Algorithm], train: Callable[[Args, Generatio
                 train(args, generations)
             if generations.report is not None:
                 generations.report.log_interruption()
-        return getattr(run, "exit_code", 0)
+        return getattr(run, "exit_code", 0)  # which the run of rank 0 has
     return 0  # the run has ended or failed in rank 0, which says how

@@ -18,7 +18,7 @@ from a3c_mp.processes.learner_group import LearnerGroup, from_bytes
 from a3c_mp.processes.slots import Slots, Spec, shared_counters
 from a3c_mp.seeds import EVOLUTION, WEIGHTS, derive_seeds
 
-COUNTS = ("updates", "transitions_not_finite", "obs_values_far")  # in a generation; the latter were not learned from
+COUNTS = ("updates", "transitions_not_finite", "obs_values_far")  # updates, and what a member could not learn from
 RECENT = 5  # generations in the mean fitness of a line of descent
 
 
@@ -138,7 +138,10 @@ class Population:
 
     @property
     def fittest(self) -> int:
-        """Place of the fittest member; of equals the chapter's elite. Raises TrainingError if no weights are finite."""
+        """Place of the fittest member; of equals the one that the chapter finds by the first use of `rng`.
+
+        Raises TrainingError if no member has finite weights.
+        """
         members = self.evaluated
         if not possible_parents(members):
             raise TrainingError("no member has a finite fitness: all have diverged; lower the learning rates")

@@ -58,7 +58,7 @@ class Ranks(LearnerGroup):
         self.is_interrupted: Callable[[], bool] = lambda: False
 
     def watch(self, before: Collection[str]) -> None:
-        """Watch the connections to other ranks: all that were not open before, but those to the launcher's store."""
+        """Watch the connections to other ranks, not those to the launcher's store or open `before` (/proc/self/fd)."""
         for name in {*os.listdir("/proc/self/fd")}.difference(before):
             with suppress(OSError, IndexError):  # it is no connection, or a Unix socket
                 connection = socket.socket(fileno=int(name))
@@ -139,7 +139,7 @@ def find_interface(env: Mapping[str, str]) -> str:
 
 
 def _find_others(rank: int, size: int, seconds: float) -> None:
-    """Wait for the others on a thread: signals end this wait; raises ConfigError if it is too long, and PeerLost."""
+    """Wait for the others on a thread: signals end this wait. ConfigError after `seconds`, PeerLost if one ends."""
     errors: list[Exception] = []
 
     def work() -> None:

@@ -33,7 +33,11 @@ WARNINGS = {
     FAILED: "evaluation games of member {id} with a return of NaN or inf; each is the worst possible one (-inf)",
 }
 """counter -> warning"""
-TITLES = {"kind": "mutation", "batch_size": "batch", "mean_fitness": "mean"}  # in the table, where they are no names
+TITLES = {
+    "kind": "mutation",
+    "batch_size": "batch",
+    "mean_fitness": "mean",
+}  # column -> its title in the table, where it differs
 HIDDEN = ("generation", "updates", "steps", "sha256")  # columns of `lineage.csv` that the table of a generation lacks
 BLOCK = 16  # steps of the environments that are recorded together
 

@@ -13,7 +13,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.population.genes import Gene, read_genes
 
 ARCHITECTURE = ("hidden", "activation", "convolutions")  # of the first members
-MUTATIONS = ("none", "architecture", "parameters", "activation", "hyperparameters")  # each with `--mutate-KIND`
+MUTATIONS = ("none", "architecture", "parameters", "activation", "hyperparameters")  # `--mutate-KIND`: its share
 Activation = Literal["relu", "elu", "gelu", "tanh"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 NEW_KERNEL = 3  # of a convolution that evolution adds
@@ -145,7 +145,7 @@ class Args(RewardArgs, CommonArgs):
 
     @property
     def local_actors(self) -> int:
-        """The most members that this machine has where there are others, by the variables of a launcher."""
+        """The most members that this machine has where there are others, by variables of torchrun and accelerate."""
         if not {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
             return self.population
         ranks, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))

@@ -40,7 +40,7 @@ ERROR, DONE, STARTING = "error", "done", "starting"
 replaced; `(STARTING,)`: what takes as long as a start, such as making environments, follows
 """
 _watchdog = Watchdog()
-RECEIVED: list[int] = []  # SIGTERM, once it has arrived here: an environment may have caught what it raised
+TERMINATED: list[int] = []  # SIGTERM, once it has arrived: an environment may have caught the exception
 
 
 def start_child(main: Callable[..., None], args: tuple, *, name: str, daemon: bool, group: bool = False) -> Any:
@@ -194,7 +194,7 @@ def run_supervised(
 def raise_terminated(signum: int, frame: FrameType | None) -> None:
     """Signal handler that unwinds the process; a second signal does not interrupt what is closed on the way."""
     signal.signal(signum, signal.SIG_IGN)
-    RECEIVED.append(signum)
+    TERMINATED.append(signum)
     raise Terminated
 
 

@@ -62,8 +62,8 @@ class Child:
         except (OSError, RuntimeError) as error:  # EAGAIN, ENOMEM, EMFILE; "can't start new thread"
             is_files = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
             limit = "limit on open files (ulimit -n)" if is_files else "limit on processes (ulimit -u) or the memory"
-            why = f"{getattr(error, 'strerror', None) or error}; lower {self.flag}, or raise the {limit}"
-            raise WorkerError(f"{self.name} cannot be started: {why}") from error
+            why, fix = getattr(error, "strerror", None) or error, f"lower {self.flag}, or raise the {limit}"
+            raise WorkerError(f"{self.name} cannot be started: {why}; {fix}") from error
         self.has_result = False
 
     def record_result(self) -> None:

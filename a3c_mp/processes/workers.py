@@ -20,7 +20,7 @@ import torch.multiprocessing as mp
 from a3c_mp.errors import Terminated
 from a3c_mp.processes.pool import Closing, Filled, SlotLedger, Token, WorkerEvent, WorkerOptions
 from a3c_mp.processes.slots import shared_counters
-from a3c_mp.processes.spawn import MAX_MESSAGE, RECEIVED, STARTING, run_supervised, start_child
+from a3c_mp.processes.spawn import MAX_MESSAGE, STARTING, TERMINATED, run_supervised, start_child
 from a3c_mp.processes.supervisor import Child, Supervisor
 
 FILLED, NOT_RESTORED = "filled", "not restored"
@@ -170,7 +170,7 @@ class WorkerChannel(Closing):
 
     def beat(self) -> None:
         """Count a heartbeat; called at least once for each step of each environment."""
-        if RECEIVED:
+        if TERMINATED:
             raise Terminated
         self.counts[self.worker] += 1
 

@@ -66,7 +66,7 @@ class Replay:
 
     def __init__(self, shards: Shards, priority_exponent: float, seed: int):
         self.shards, self.priority_exponent = shards, priority_exponent
-        self.sizes = [shards.num_shards, shards.num_envs, shards.rows, shards.stack]
+        self.sizes = [shards.num_shards, shards.num_envs, shards.rows, shards.stack]  # as checkpoints have them
         self.fields = {name: field.flatten(0, 1) for name, field in shards.fields().items()}  # [lanes * rows, ...]
         self.rng = np.random.default_rng(seed)
         # Of p^alpha; row r of a lane is leaf lane * rows + r % rows.
@@ -248,7 +248,7 @@ class Replay:
         self.dropped = state["dropped"]
 
 
-class Prefetch(AbstractContextManager):
+class Prefetch(AbstractContextManager["Prefetch"]):
     """Samples batches ahead on a thread; use it in a `with` block.
 
     With `ahead` 0 it samples on demand, without a thread (deterministic runs); `pin` page-locks batches for a GPU.

@@ -21,8 +21,7 @@ class Shards:
     Environment b of actor s writes lane s * num_envs + b. A row holds one observation's newest frame, the action taken
     there, and the n-step transition that begins there. Rows are numbered 0, 1, 2, ... without end; row r is at place
     r % rows of its lane. An episode's rows are contiguous, so the frame before row r is in row r - 1 if `step[r]` is
-    1 or more. A truncated episode has one more row, for its final observation. Raises MemoryError, with both sizes, if
-    too little memory is free.
+    1 or more. A truncated episode has one more row, for its final observation.
 
     Three counters for each lane synchronize the processes without a lock. Only the lane's writer raises `written` and
     `committed`, only the learner raises `writable_until`, each after the work that it announces:
@@ -36,6 +35,8 @@ class Shards:
         rows: length of each lane; the replay holds slightly less than `num_shards * num_envs * rows` transitions.
         stack: observations [stack, ...] are the last `stack` frames of the episode, oldest first, zeros before its
             first, and only the newest is stored. With 1 the whole observation is stored as it is.
+
+    Raises MemoryError, with both sizes, if too little memory is free.
     """
 
     # What rows hold, as numpy views of shared memory, [lanes, rows, ...]:

@@ -36,7 +36,7 @@ def writer_state_spec(num_envs: int, n_step: int) -> Spec:
         "nstep_returns": ((n_step, num_envs), torch.float64),  # discounted sums of the rewards so far
         "nstep_q": ((n_step, num_envs), torch.float64),  # Q(s, a)
         "nstep_pending": ((n_step, num_envs), torch.bool),  # whether a transition is incomplete
-        "nstep_time": ((1,), torch.int64),  # steps so far
+        "nstep_time": ((1,), torch.int64),  # steps so far, modulo n
         "writer_t": ((num_envs,), torch.int64),  # steps since the episode's start
     }
 
@@ -123,7 +123,10 @@ class Writer:
         self, place: int | np.ndarray, env: np.ndarray, row: np.ndarray, age: int | np.ndarray,
         offset: int | np.ndarray, values: np.ndarray | None,
     ) -> None:  # fmt: skip
-        """Write the transitions in (place, env), begun `age` steps ago, with `values[env]` after `offset` (0: cut)."""
+        """Write the transitions that lie in (place, env) and began `age` steps before the newest, which has rows [B].
+
+        They bootstrap from `values[env]` after `offset` steps; where that is 0, the return was cut.
+        """
         reward, discount = self.returns[place, env], self.discounts[offset]
         bootstrap = 0.0 if values is None else np.where(offset > 0, values[env], 0.0)
         error = np.abs(self.reward_scale * reward + discount * bootstrap - self.q[place, env])

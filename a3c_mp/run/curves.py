@@ -111,7 +111,10 @@ def grouped(runs: Sequence[Curve]) -> dict[str, list[Group]]:
 
 
 def label_of(runs: list[Curve], groups: list[list[Curve]]) -> str:
-    """The algorithm of a group, its settings that others have differently, and names of runs if given or needed."""
+    """The algorithm of a group, and its settings that differ in some group of that algorithm.
+
+    The names of runs are added where their user gave them, and where only these tell groups apart.
+    """
     alike = [other[0].settings for other in groups if other[0].algorithm == runs[0].algorithm]
     parts = [runs[0].algorithm]
     for name, value in runs[0].settings.items():

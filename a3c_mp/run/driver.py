@@ -107,7 +107,10 @@ def begun_at(folder: Path) -> int | None:
 
 
 def how_lost(trainer: subprocess.Popen, folder: Path, before: int | None) -> str:
-    """How a run has lost a trainer; "" if trainer 0 has ended by itself, or by a signal that ends a script."""
+    """How a run has lost a trainer; "" if trainer 0 has ended by itself, or by a signal that ends a script.
+
+    `before` is what `begun_at` returned before this trainer was started.
+    """
     summary: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         summary = json.loads((folder / "summary.json").read_text())

@@ -28,7 +28,7 @@ def open_gpu(rank: int) -> torch.device:
     version, leave = torch.version.cuda, "leave --cuda out (resumed: give --no-cuda)"
     if version is None:
         raise ConfigError("cuda", True, "this torch has no CUDA", f"{leave}, or install a CUDA build of torch")
-    driver = {"12": 525, "13": 580}.get(version.split(".")[0])  # oldest: docs.nvidia.com/deploy/cuda-compatibility
+    driver = {"12": 525, "13": 580}.get(version.split(".")[0])  # docs.nvidia.com/deploy/cuda-compatibility
     needs = f"CUDA {version}" + (f", which needs driver {driver} or newer" if driver else "")
     fix = f"{leave}, or see nvidia-smi and docs/gpu.md"
     if not torch.cuda.is_available():
@@ -75,7 +75,10 @@ def choose_acting(args: CommonArgs, net: Any) -> Acting:
 
 
 def check_capture(args: Any, net: Any) -> None:
-    """Raise ConfigError if the forward pass of a net of the user's own cannot be captured as a CUDA graph."""
+    """Raise ConfigError if the forward pass of a net of the user's own cannot be captured as a CUDA graph.
+
+    What the host waits for cannot be in one.
+    """
     if ":" not in getattr(args, "net", "") or not args.cuda_graph:
         return
     dtype = torch.uint8 if net.norm.image else torch.float32

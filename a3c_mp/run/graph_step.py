@@ -22,7 +22,7 @@ class GraphStep:
 
     The first step with batches of a shape is launched kernel by kernel, so that libraries choose their algorithms. The
     second is captured as a graph, which computes with what its memory holds then. What changes is copied there before
-    each launch: tensors and numbers of the batch, learning rates, and the settings that have changed since the start. A
+    each launch: tensors and numbers of the batch, learning rates, and settings that differ from those at the start. A
     capture makes constants of all other numbers.
 
     Nothing waits for the GPU: it skips steps with NaN or inf by itself, and `settle` counts them later.

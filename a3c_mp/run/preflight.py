@@ -110,7 +110,10 @@ def _in_gib(needed: int, free: int) -> str:
 
 
 def check_system() -> None:
-    """Raise ConfigError on anything but Linux on a processor whose order of loads and stores is known."""
+    """Raise ConfigError on anything but Linux on a processor whose order of loads and stores is known.
+
+    It comes before anything is allocated, and also does `check_temporary_folder`.
+    """
     if (system := platform.system()) != "Linux":
         why = "processes share memory (memfd_create) and end with their parent (prctl) by calls that only Linux has"
         raise ConfigError("system", system, why, "use Linux, or a Linux container: see docs/platforms.md")
@@ -133,7 +136,7 @@ def find_temporary_folder() -> str:
 def check_temporary_folder() -> None:
     """Raise ConfigError if there is none that can be written: torch's optimizers need it, and nodes their sockets."""
     default = os.path.join(find_temporary_folder(), f"torchinductor_{os.getuid()}")
-    for folder in (os.environ.get(TORCH_FOLDER) or default, default):
+    for folder in (os.environ.get(TORCH_FOLDER) or default, default):  # torch gets the first that can be made
         with suppress(OSError):
             os.makedirs(folder, exist_ok=True)
             os.environ[TORCH_FOLDER] = folder
@@ -209,9 +212,10 @@ def probe_env(
                 raise ConfigError("env-id", env_id, f"its {what} have no numbers", "give them one, if only a constant")
         try:
             TRIALS[env_id] = check_contract(env)
-        except Exception as error:
-            if isinstance(error, wrappers.BrokenContract):  # an actor reports others, with their traceback
-                raise
+        except wrappers.BrokenContract:
+            raise
+        except Exception:  # an actor reports it, with its traceback
+            pass
         with suppress(Exception):
             masked = wrappers.mask_in(env.reset(seed=0)[1], action_space) is not None
     except (KeyboardInterrupt, Stopped, ConfigError):

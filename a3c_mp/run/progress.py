@@ -282,7 +282,10 @@ class NonFiniteFilter:
 
 
 def count(run: RunState, name: str, number: int, warning: str, repeated: bool = False) -> None:
-    """Add to a counter, which is there from now on; warn the first time, or `repeated` at each power of two."""
+    """Add to a counter, which is there from now on; warn the first time, or `repeated` at powers of two.
+
+    The last lines of a run have the total.
+    """
     before = run.counters[name]
     run.counters[name] = total = before + number
     if passes_power_of_two(before, total) and (repeated or before == 0):

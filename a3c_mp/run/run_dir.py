@@ -40,7 +40,8 @@ NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # what file systems answe
 def claim_folder(args: CommonArgs, algorithm: str) -> Iterator[tuple[Path, TextIO, str, ExitStack]]:
     """Make, check and lock the folder of a run; yield it, its lock file, a warning if there are no locks, and cleanup.
 
-    Raises ConfigError if the folder cannot be had, or written in the `with` block.
+    `cleanup` closes the lock at the end of the `with` block, unless the caller takes it over (`pop_all`). Raises
+    ConfigError if the folder is in use, or cannot be made or written, also inside the block.
     """
     warning, flag = "", "run-name" if args.resume is None else "resume"
     with refuse_unwritable(args, args.runs_dir):

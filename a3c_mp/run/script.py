@@ -53,7 +53,9 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     except SystemExit as error:
         code = error.code
     except BaseException as error:
-        if isinstance(error, BrokenPipeError) and not flush(sys.stdout):  # as in `python play.py ... | head -1`
+        if isinstance(error, BrokenPipeError) and not (
+            sys.stdout.closed or flush(sys.stdout)
+        ):  # as in `python play.py ... | head -1`
             end_process(128 + signal.SIGPIPE, threads)
         report = partial(sys.excepthook, type(error), error, error.__traceback__)
         if isinstance(error, OSError) and error.errno in FULL:
@@ -70,7 +72,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
 
 
 def _importable(main: Callable[[], int]) -> Callable[[], int]:
-    """The `main` of the script as a module, where `__main__` is a profiler: children import what it defines there."""
+    """`main`, or that of the script as a module if `__main__` is a profiler, so that children can import it."""
     function: Any = getattr(main, "train", main)  # of a `Chapter`
     if function.__module__ != "__main__" or function.__globals__ is vars(sys.modules["__main__"]):
         return main

@@ -113,7 +113,10 @@ class Node(Closing):
             self.look()
 
     def wait_for(self, event: str, seconds: float = math.inf) -> Message | None:
-        """Wait for the oldest event of a name that has no handler; None once the task ends. Raises TimeoutError."""
+        """Return the oldest event of a name that has no handler, or wait for it; None once the task ends.
+
+        Raises TimeoutError after `seconds`.
+        """
         assert event not in self._handlers, f"{event} has a handler, which gets it"
         deadline = time.monotonic() + seconds
         while True:

@@ -37,7 +37,7 @@ class Role:
 
     name: str = "node"  # in messages and errors
     labels: tuple[str, ...] = ()  # besides "node.0", ...
-    main: Callable[..., None] | None = None  # the process runs `main(node, *args)`; None for this one
+    main: Callable[..., None] | None = None  # its process runs `main(node, *args)`, unless it is node 0: this one
     args: tuple[Any, ...] = ()
     flag: str = "n_parallel_workers"  # that says how many such nodes there are; they share a restart budget
     niceness: int = 0
@@ -139,8 +139,8 @@ def join_nodes(
 ) -> Iterator[JoinedNode]:
     """Start further nodes of this machine in the task that `router` has joined, and wait until they, or the task, end.
 
-    Each is a process with a connection of its own; arguments as of `supervise`. Raises WorkerError where the task is
-    killed, or a node here is given up.
+    Each is a process with a connection of its own; arguments as of `supervise`. Raises ConfigError where the task
+    refuses a node, WorkerError where it is killed, or a node here is given up.
     """
     endpoints = [replace(router.endpoint, labels=role.labels) for role in roles]
     supervisor = supervise(roles, endpoints, limits, log)

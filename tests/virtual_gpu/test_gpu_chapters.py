@@ -97,9 +97,10 @@ WITH_OTHERS = {"progress.NonFiniteFilter.check": {"update": 1}}
 """and where there are several learners, who take steps without a graph"""
 NOW_AND_THEN = (
     "checkpoint.", "metrics.", "evaluation.", "spawn.", "gpu.", "precision.acting_forward",
-    "precision.as_graph", "collector.RolloutCollector.__init__", "actor.Memory.place", "actor_critic.A3CSetup",
-    "apex.ApexSetup", "graph_step.GraphStep._capture", "graph_step.GraphStep.take_means", "train_a3c_grad.actor",
-    "learner_group.", "weights.Weights.load_state_dict",
+    "precision.as_graph", "collector.RolloutCollector.__init__", "actor.Memory.place",
+    "actor_critic.A3CSetup.__init__", "actor_critic.A3CSetup.slot_spec", "apex.ApexSetup",
+    "graph_step.GraphStep._capture", "graph_step.GraphStep.take_means", "train_a3c_grad.actor", "learner_group.",
+    "weights.Weights.load_state_dict",
 )  # fmt: skip
 """functions that may wait, as they are called at the start, or once a second and more rarely"""
 START = 100
