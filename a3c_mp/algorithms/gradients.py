@@ -190,7 +190,7 @@ class GradientSetup(A3CSetup):
         rows = gradient.episodes[: report.num_episodes].tolist()
         episodes = [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
         rewards = (gradient.reward, gradient.done) if report.is_first else None
-        stats = MessageStats(report.steps, episodes, lag, report.finite, rewards)
+        stats = MessageStats(report.steps, episodes if report.is_first else None, lag, report.finite, rewards)
         if not learner.record([message], [stats]).finite:
             return None
         if max_lag is not None and lag > max_lag:

@@ -23,7 +23,6 @@ from a3c_mp.cluster.placement import amount_of
 from a3c_mp.cluster.ray_worker import Packer
 from a3c_mp.cluster.remote_replay import RemoteReplay, ReplayShard, ReplaySpec
 from a3c_mp.cluster.session import Session
-from a3c_mp.config import flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.pool import Filled, WorkerEvent
@@ -150,12 +149,11 @@ class Connection:
             return nullcontext(LearnerGroup())
         session = self.session
         # A run that has just ended may hold its places for a moment.
-        # In a deterministic round all actors have their part, elsewhere one of each trainer is enough.
-        name = "num_actors" if args.deterministic else "num_learners"
-        needed = getattr(args, name)
+        # The actors of one trainer might take all places, and those of another would wait for ever.
+        needed = args.num_actors
         if not session.is_restart and not session.wait_for(lambda: session.state.sums("CPU")[0] >= needed):
             why = f"actors need {needed} places at least, the cluster has {int(session.state.sums('CPU')[0])} free"
-            raise ConfigError(flag_name(name), needed, why, "lower it, or add a node")
+            raise ConfigError("num-actors", needed, why, "lower it, or add a node")
         needs = {"memory": TRAINER_MEMORY, "GPU": args.trainer_gpus}
         parts = make_carrier, algorithm.actor, algorithm.train, algorithm.setup
         learners = RayLearners(session, needs, run, peer, *parts)

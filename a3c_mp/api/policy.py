@@ -70,7 +70,9 @@ def load_run(run: Path, member: int | None = None) -> TrainedRun:
     except (OSError, ValueError, KeyError, TypeError, CheckpointError) as error:
         if find_checkpoint(run, newest=member is not None)[1] != path:  # the run has written a better one meanwhile
             return load_run(run, member)
-        why = f"{folder / 'config.json'}: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
+        why = str(error)
+        if isinstance(error, json.JSONDecodeError | KeyError):
+            why = f"{folder / 'config.json'}: {f'it has no {error}' if isinstance(error, KeyError) else error}"
         raise ConfigError("run", run, why, "name another run or checkpoint") from error
 
 

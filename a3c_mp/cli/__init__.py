@@ -225,7 +225,8 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
         fix = "name a run folder, runs/<name>"
         raise ConfigError("resume", folder, "there is no run in this folder", fix) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError("resume", folder, f"{path} cannot be read ({error})") from None
+        lacks = "it has no " if isinstance(error, KeyError) else ""
+        raise ConfigError("resume", folder, f"{path} cannot be read ({lacks}{error})") from None
     if why := format_error(path, content.get("format")):
         raise ConfigError("resume", folder, why, "start a new run")
     if not (algorithm := str(content.get("algorithm", ""))).startswith(args_class.chapter):

@@ -1,6 +1,7 @@
 """Checkpoints of a run: when they are due, and what they hold (net, optimizer, random numbers, progress, parts)."""
 
 import copy
+import errno
 import io
 import math
 import pickle
@@ -163,7 +164,10 @@ class Checkpointer:
         """Write a checkpoint file and return its path; a failure costs a warning."""
         try:
             check_owned(self.folder.parent, self.lock)
+            if not (self.folder.parent / "config.json").exists():
+                raise CheckpointError(f"{self.folder.parent / 'config.json'} was deleted: it could not be resumed")
             return checkpoint.save(self.folder, state, kind, **self.origin)
         except (OSError, CheckpointError) as error:
-            self.log.warning(f"{what} not written to {self.folder}: {error}")
+            hint = " (ulimit -f)" if getattr(error, "errno", None) == errno.EFBIG else ""
+            self.log.warning(f"{what} not written to {self.folder}: {error}{hint}")
             return None

@@ -70,7 +70,9 @@ def read_curve(folder: Path, window: int) -> Curve:
         goal = None if goal is None else float(goal)
         episodes = read_episodes(folder / "episodes.csv")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        missing = f", {Path(error.filename).name} is missing" if isinstance(error, FileNotFoundError) else f" ({error})"
+        missing = f" (config.json has no {error})" if isinstance(error, KeyError) else f" ({error})"
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            missing = f", {Path(error.filename).name} is missing"
         raise ConfigError("runs", folder, f"not a run folder{missing}", "name run folders, runs/<name>") from error
     if not episodes:
         raise ConfigError("runs", folder, "no game has ended in this run", "name another run folder")

@@ -79,7 +79,7 @@ class MessageStats(NamedTuple):
     """What is counted of one message of an actor."""
 
     steps: int  # agent steps in it
-    episodes: list[Episode]  # that ended in them
+    episodes: list[Episode] | None  # of the rollout; None if an earlier message of the same rollout had them
     policy_lag: int  # versions
     finite: bool | None  # whether all of it can be learned from; None if it held nothing new
     rewards: tuple[Tensor, Tensor] | None = None  # raw rewards [T, B] and where games end, bool, of its steps

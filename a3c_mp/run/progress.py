@@ -55,8 +55,8 @@ class RunState:
     def is_interrupted(self) -> bool:
         return False  # learner 0 decides it for all
 
-    def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
-        """Record agent steps that are learned from, the episodes that ended in them, and the policy lag in versions."""
+    def record_rollout(self, steps: int, episodes: Sequence[Episode] | None, actor: int, policy_lag: int) -> None:
+        """Record agent steps, the episodes of their rollout, unless it was recorded before, and the lag in versions."""
         self.progress.record_rollout(steps, episodes, actor, policy_lag)
 
     def record_metrics(self, metrics: Mapping[str, Tensor | float]) -> None:
@@ -125,12 +125,12 @@ class Progress:
         self.solved_at: tuple[float, int] | None = None  # seconds, steps
 
     def record_rollout(
-        self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int
+        self, steps: int, episodes: Sequence[Episode] | None, actor: int, policy_lag: int
     ) -> list[CountedEpisode]:
         """Count a rollout; returns the episodes that enter the mean return with it."""
         self.steps += steps
         self.policy_lag = [self.policy_lag[0] + policy_lag, self.policy_lag[1] + 1]
-        return self.window.end(actor, episodes)
+        return [] if episodes is None else self.window.end(actor, episodes)
 
     def record_update(self, samples: int = 0, updates: int = 1) -> None:
         self.updates += updates

@@ -117,7 +117,7 @@ class Run(RunState):
         if self.args.deterministic:
             self.checkpointer.keep(**parts)
 
-    def record_rollout(self, steps: int, episodes: Sequence[Episode], actor: int, policy_lag: int) -> None:
+    def record_rollout(self, steps: int, episodes: Sequence[Episode] | None, actor: int, policy_lag: int) -> None:
         window = self.progress.window
         before = len(window.endless)
         self.metrics.record_rollout(policy_lag, self.progress.record_rollout(steps, episodes, actor, policy_lag))

@@ -53,15 +53,16 @@ class Task(AbstractContextManager["Task"]):
     def __exit__(self, *exc: object) -> None:
         self._shared.clear()  # nodes that join later get those of later tasks
 
-    def use(self, fn: Middleware, *, filter_labels: Sequence[str] | None = None, name: str | None = None) -> Self:
+    def use(self, fn: Middleware, *, filter_labels: Sequence[str] | str = (), name: str = "") -> Self:
         """Append a middleware; its name is by default that of the function that made it.
 
         With `filter_labels`, patterns as of file names, it is used only on nodes with a label that one of them matches.
         Raises ConfigError if no node has such a label, unless nodes that may join could have it.
         """
-        if filter_labels is not None and not _match(filter_labels, self.labels):
-            known, given = self.router.known_labels if self.router.is_active else self.labels, ", ".join(filter_labels)
-            if known and not _match(filter_labels, (*known, *MODES)):
+        patterns = [filter_labels] if isinstance(filter_labels, str) else filter_labels
+        if patterns and not _match(patterns, self.labels):
+            known, given = self.router.known_labels if self.router.is_active else self.labels, ", ".join(patterns)
+            if known and not _match(patterns, (*known, *MODES)):
                 if not self.router.others_may_join:
                     why = f"no node has such a label; there are {', '.join(known)}"
                     raise ConfigError("filter-labels", given, why, "name one of these")
@@ -105,7 +106,7 @@ class Task(AbstractContextManager["Task"]):
         self._run = run
         last_step = math.inf if max_step is None else self.ctx.total_step + max_step
         with ThreadPoolExecutor(len(self._middleware), "middleware") as threads:
-            is_over = max_step == 0
+            is_over = max_step is not None and max_step <= 0
             while not is_over:
                 self.ctx = self.ctx.renew()
                 self._iterate(threads, last_step)
@@ -118,7 +119,7 @@ class Task(AbstractContextManager["Task"]):
         return self.ctx
 
     def _iterate(self, threads: ThreadPoolExecutor, last_step: float) -> None:
-        ctx = self.ctx
+        ctx, is_last = self.ctx, False
         with ExitStack() as stack:
             try:
                 self._see_end()
@@ -129,9 +130,10 @@ class Task(AbstractContextManager["Task"]):
                     for step in self._middleware:
                         self.router.look()
                         step.forward(ctx, stack)
-            finally:  # also if one of the suspended handles an error, or a middleware has set it to False
-                if self.router.finishing or ctx.total_step >= last_step:
-                    ctx.finish = True
+            finally:  # also if one of the suspended handles an error
+                is_last = self.router.finishing or ctx.total_step >= last_step
+                ctx.finish = ctx.finish or is_last
+        ctx.finish = ctx.finish or is_last  # also if a middleware has set it to False
         self._send_shared()
 
     def _see_end(self) -> None:

@@ -47,7 +47,8 @@ class Message(NamedTuple):
 def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
     """Frames of an event and its arguments, JSON values and tensors, nested in lists and dicts; all are copied.
 
-    Raises TypeError for values of other types, ValueError if they are too large or hold the reserved key "$tensor".
+    Raises TypeError for values of other types and keys that are no strings, ValueError if they are too large or hold
+    the reserved key "$tensor".
     """
     tensors: list[list[zmq.Frame]] = []
 
@@ -62,6 +63,7 @@ def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
         tensors.append(_cut(flat.view(torch.uint8).numpy().data if len(flat) else b""))  # an empty one has no view
         return {TENSOR: [len(tensors) - 1, name, list(value.shape)]}
 
+    _check_keys(args)
     text = json.dumps([event, args], default=pack).encode()
     if len(text) > MAX_JSON or len(tensors) > MAX_TENSORS:
         size = f"{len(text):,} bytes of JSON and {len(tensors)} tensors"
@@ -94,6 +96,15 @@ def decode(frames: Sequence[zmq.Frame]) -> tuple[str, list]:
         return event, args
     except PARSE_ERRORS as error:
         raise WireError(f"malformed message ({type(error).__name__}: {error})"[:300]) from error
+
+
+def _check_keys(value: Any) -> None:
+    """Raise TypeError if a dict has keys that are no strings: JSON would make some of other keys."""
+    if isinstance(value, dict) and (others := [key for key in value if not isinstance(key, str)]):
+        raise TypeError(f"the key {others[0]!r} of a dict is no string, and cannot be sent to another node")
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list | tuple):
+            _check_keys(each)
 
 
 def _cut(data: Any) -> list[zmq.Frame]:

@@ -117,6 +117,14 @@ def test_games_of_an_actor_that_has_not_reported_since_they_started_are_not_pass
     assert window.endless == []
 
 
+def test_further_gradients_of_a_rollout_say_nothing_about_games():
+    """Chapter 2 sends the games of a rollout with its first gradient."""
+    progress, ended = Progress(CommonArgs(num_actors=2, num_envs=8)), [Episode(1.0, 1, env=i % 8) for i in range(1024)]
+    for actor, episodes in ((0, ended), (0, None), (1, ended), (0, None)):
+        progress.record_rollout(64, episodes, actor, policy_lag=0)
+    assert (progress.window.endless, progress.steps) == ([], 256)
+
+
 def play(window, lengths, num_envs, steps):
     """Counted returns of an actor's environments, whose games have these lengths and return 400 - length."""
     left = [next(lengths) for _ in range(num_envs)]

@@ -306,6 +306,15 @@ def test_a_run_folder_that_is_deleted_is_missed_and_not_made_again(args, capsys)
     assert "the last checkpoint is" not in shown, "it does not exist"
 
 
+@pytest.mark.parametrize(("name", "text"), [(".lock", "files of the run folder"), ("config.json", "not be resumed")])
+def test_a_run_folder_that_is_emptied_is_missed(args, capsys, name, text):
+    with a_run(args) as run:
+        run.record_rollout(10, [], 0, 0)
+        (run.folder / name).unlink()
+    assert run.exit_code == 1
+    assert text in capsys.readouterr().out
+
+
 # ---- config.json
 
 

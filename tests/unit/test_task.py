@@ -229,7 +229,8 @@ def test_what_is_shared_is_sent_when_it_changes_and_to_nodes_that_join():
 
 @pytest.mark.parametrize("async_mode", [False, True])
 @pytest.mark.parametrize("max_step", [3, None])
-def test_finish_is_true_on_the_last_way_back_whatever_the_cause(max_step, async_mode):
+@pytest.mark.parametrize("half", ["forward", "back"])
+def test_finish_is_true_on_the_last_way_back_whatever_the_cause(max_step, async_mode, half):
     seen = []
 
     def watch(ctx):
@@ -237,10 +238,14 @@ def test_finish_is_true_on_the_last_way_back_whatever_the_cause(max_step, async_
         seen.append(ctx.finish)
 
     def end(ctx):
+        if half == "back":
+            yield
         ctx.finish = max_step is None and ctx.total_step == 2
+        if half == "forward":
+            yield
 
     run(watch, end, max_step=max_step, async_mode=async_mode)
-    assert seen == [False, False, True]
+    assert seen == [False, False, half == "forward" or max_step is None]
 
 
 def test_a_second_run_goes_on_where_the_first_one_ended():
@@ -425,7 +430,9 @@ def test_a_middleware_is_used_where_a_label_matches():
 
 def test_a_filter_that_no_node_can_match_is_an_error():
     with Task(router=StubNode(known_labels=("collector", "learner"))) as task:
-        task.use(recorder([], "a"), filter_labels=["evaluator", "collector"])
+        task.use(recorder([], "a"), filter_labels=["evaluator", "collector"]).use(
+            recorder([], "b"), filter_labels="coll*"
+        )
         with pytest.raises(ConfigError, match=r"filter-labels=colector: no node has such a label; there are collector"):
             task.use(recorder([], "a"), filter_labels=["colector"])
 
