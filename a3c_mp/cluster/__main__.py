@@ -82,7 +82,8 @@ def status(args: argparse.Namespace) -> int:
     cluster = find_cluster(args.address, args.token_file)
     nodes = check_cluster(cluster)
     free = sum(node["free"].get("CPU", 0) for node in nodes)
-    print(f"{cluster.address}: {len(nodes)} node{'s' * (len(nodes) != 1)}, {free:g} places for actors free")
+    plural = "" if len(nodes) == 1 else "s"
+    print(f"{cluster.address}: {len(nodes)} node{plural}, {free:g} places for actors free")
     for node in nodes:
         places, gpus = (node["total"].get(name, 0) for name in ("CPU", "GPU"))
         print(f"  {node['address']}  {places:g} places, {gpus:g} GPUs")

@@ -132,7 +132,7 @@ def end_lines(run: Any, error: BaseException | None) -> Iterator[tuple[int, str]
         yield logging.INFO, f"in total: {', '.join(counts)}"
     newest = run.checkpointer.newest
     is_to_go_on = run.steps and (run.exit_code or run.exit_reason == "max_seconds")
-    if is_to_go_on and newest is not None and os.path.exists(newest):
+    if is_to_go_on and newest is not None and all(map(os.path.exists, (newest, run.folder / "config.json"))):
         level = logging.ERROR if run.exit_code == 1 else logging.INFO
         yield level, f"the last checkpoint is {newest}; continue with {resume_command(run.folder)}"
     progress = run.progress

@@ -165,7 +165,9 @@ class Checkpointer:
         try:
             check_owned(self.folder.parent, self.lock)
             if not (self.folder.parent / "config.json").exists():
-                raise CheckpointError(f"{self.folder.parent / 'config.json'} was deleted: it could not be resumed")
+                raise CheckpointError(
+                    f"{self.folder.parent / 'config.json'} was deleted: without it the run cannot be resumed"
+                )
             return checkpoint.save(self.folder, state, kind, **self.origin)
         except (OSError, CheckpointError) as error:
             hint = " (ulimit -f)" if getattr(error, "errno", None) == errno.EFBIG else ""

@@ -82,7 +82,7 @@ def check_access(folder: Path) -> None:
 
 
 def check_owned(folder: Path, lock: TextIO) -> None:
-    """Raise CheckpointError if the folder of a run, with its lock, was deleted, emptied, moved, or replaced."""
+    """Raise CheckpointError if the folder of a run was deleted, moved, or replaced by another run's, with its lock."""
     found = folder / ".lock"
     if lock.closed:
         return
@@ -90,9 +90,7 @@ def check_owned(folder: Path, lock: TextIO) -> None:
         now = Path(os.readlink(f"/proc/self/fd/{lock.fileno()}"))
         why = f"is {now.parent} now: move it back" if now.exists() else "was deleted"
         raise CheckpointError(f"the run folder {folder} {why}")
-    if not found.exists():
-        raise CheckpointError(f"files of the run folder {folder} were deleted")
-    if not os.path.samestat(os.fstat(lock.fileno()), found.stat()):
+    if found.exists() and not os.path.samestat(os.fstat(lock.fileno()), found.stat()):
         raise CheckpointError(f"{folder} belongs to another run now")
 
 

@@ -53,14 +53,14 @@ class Task(AbstractContextManager["Task"]):
     def __exit__(self, *exc: object) -> None:
         self._shared.clear()  # nodes that join later get those of later tasks
 
-    def use(self, fn: Middleware, *, filter_labels: Sequence[str] | str = (), name: str = "") -> Self:
+    def use(self, fn: Middleware, *, filter_labels: Sequence[str] | str | None = None, name: str = "") -> Self:
         """Append a middleware; its name is by default that of the function that made it.
 
         With `filter_labels`, patterns as of file names, it is used only on nodes with a label that one of them matches.
         Raises ConfigError if no node has such a label, unless nodes that may join could have it.
         """
         patterns = [filter_labels] if isinstance(filter_labels, str) else filter_labels
-        if patterns and not _match(patterns, self.labels):
+        if patterns is not None and not _match(patterns, self.labels):
             known, given = self.router.known_labels if self.router.is_active else self.labels, ", ".join(patterns)
             if known and not _match(patterns, (*known, *MODES)):
                 if not self.router.others_may_join:

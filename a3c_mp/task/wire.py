@@ -63,8 +63,8 @@ def encode(event: str, args: Sequence[Any]) -> list[zmq.Frame]:
         tensors.append(_cut(flat.view(torch.uint8).numpy().data if len(flat) else b""))  # an empty one has no view
         return {TENSOR: [len(tensors) - 1, name, list(value.shape)]}
 
-    _check_keys(args)
     text = json.dumps([event, args], default=pack).encode()
+    _check_keys(args)  # after it, as it refuses what has no end
     if len(text) > MAX_JSON or len(tensors) > MAX_TENSORS:
         size = f"{len(text):,} bytes of JSON and {len(tensors)} tensors"
         raise ValueError(f"{size} are too much for one message; split it")

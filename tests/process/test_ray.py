@@ -525,4 +525,4 @@ def test_a_cluster_is_for_those_who_have_its_token(scripts, start_node, tmp_path
         assert (process.returncode, out, err.count("\n")) == (2, "", 1), (out, err)
         assert err.startswith(f"error: address={start_node.address}: the cluster refuses the token")
     status = scripts.start("a3c_mp.cluster", "status")
-    assert "1 nodes, 1 places for actors free" in status.communicate(timeout=60)[0]
+    assert "1 node, 1 places for actors free" in status.communicate(timeout=60)[0]

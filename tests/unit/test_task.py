@@ -230,7 +230,7 @@ def test_what_is_shared_is_sent_when_it_changes_and_to_nodes_that_join():
 @pytest.mark.parametrize("async_mode", [False, True])
 @pytest.mark.parametrize("max_step", [3, None])
 @pytest.mark.parametrize("half", ["forward", "back"])
-def test_finish_is_true_on_the_last_way_back_whatever_the_cause(max_step, async_mode, half):
+def test_finish_is_true_on_the_last_way_back_unless_a_middleware_assigns_it_there(max_step, async_mode, half):
     seen = []
 
     def watch(ctx):
@@ -419,22 +419,31 @@ def test_async_middleware_runs_at_the_same_time():
 # ---- labels
 
 
+ONE = {"e": "collector", "f": "node.1*"}  # patterns that stand alone
+
+
 def test_a_middleware_is_used_where_a_label_matches():
     tape = []
     with Task(router=StubNode("node.3", labels=("collector",))) as task:
-        for name, labels in {"a": None, "b": ["distributed", "learner"], "c": ["node.[12]"], "d": ["coll*"]}.items():
+        for name, labels in {
+            "a": None,
+            "b": ["distributed", "learner"],
+            "c": ["node.[12]"],
+            "d": ["coll*"],
+            **ONE,
+        }.items():
             task.use(recorder(tape, name, yields=False), filter_labels=labels)
         task.run(max_step=1)
-    assert tape == ["a", "b", "d"]
+    assert tape == ["a", "b", "d", "e"]
 
 
 def test_a_filter_that_no_node_can_match_is_an_error():
     with Task(router=StubNode(known_labels=("collector", "learner"))) as task:
-        task.use(recorder([], "a"), filter_labels=["evaluator", "collector"]).use(
-            recorder([], "b"), filter_labels="coll*"
-        )
+        task.use(recorder([], "a"), filter_labels=["evaluator", "collector"])
         with pytest.raises(ConfigError, match=r"filter-labels=colector: no node has such a label; there are collector"):
             task.use(recorder([], "a"), filter_labels=["colector"])
+        with pytest.raises(ConfigError, match="no node has such a label"):
+            task.use(recorder([], "a"), filter_labels=[])
 
 
 def test_a_filter_is_checked_without_known_labels_too_where_there_are_no_other_nodes():
