@@ -1,1 +1,1 @@
-"""The library from Python; `a3c_mp.train` etc. are loaded from here when they are used."""
+"""The library from Python: what `a3c_mp.train` and `a3c_mp.load_policy` are."""

@@ -164,10 +164,8 @@ class Checkpointer:
         """Write a checkpoint file and return its path; a failure costs a warning."""
         try:
             check_owned(self.folder.parent, self.lock)
-            if not (self.folder.parent / "config.json").exists():
-                raise CheckpointError(
-                    f"{self.folder.parent / 'config.json'} was deleted: without it the run cannot be resumed"
-                )
+            if not (config := self.folder.parent / "config.json").exists():
+                raise CheckpointError(f"{config} was deleted: without it the run cannot be resumed")
             return checkpoint.save(self.folder, state, kind, **self.origin)
         except (OSError, CheckpointError) as error:
             hint = " (ulimit -f)" if getattr(error, "errno", None) == errno.EFBIG else ""
