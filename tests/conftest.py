@@ -175,6 +175,6 @@ def refused(tmp_path, monkeypatch, capfd):
 def clock(monkeypatch):
     """A run's clock, `clock[0]`, from whole seconds, which have exact differences; other threads have the real one."""
     now = [float(math.ceil(time.monotonic()) + 1)]
-    for module in ("checkpointer", "display", "metrics", "progress", "tracking"):
+    for module in ("checkpointer", "display", "metrics", "progress", "run", "tracking"):
         monkeypatch.setattr(f"a3c_mp.run.{module}.time", SimpleNamespace(**{**vars(time), "monotonic": lambda: now[0]}))
     return now

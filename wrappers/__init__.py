@@ -10,7 +10,7 @@ from a3c_mp.wrappers.identity import EVALUATOR, OUTSIDE, RECORDER, assume_identi
 from a3c_mp.wrappers.ids import Extras, UnsupportedEnv, extras_of, find_spec, split_id, with_extras, with_kwargs
 from a3c_mp.wrappers.observations import SMALLEST_IMAGE, ImageAndVector, layout
 from a3c_mp.wrappers.rebuild import GameLog, obs_hashes, seeding_of
-from a3c_mp.wrappers.vector import close, make_env, make_vec_env, spaces
+from a3c_mp.wrappers.vector import NOT_MADE, close, make_env, make_vec_env, spaces
 
 # a3c_mp/wrappers is a link to this folder: `import wrappers` finds the same modules, not a second copy of them.
 for _name in ("actions", "atari", "contract", "identity", "ids", "observations", "rebuild", "vector"):

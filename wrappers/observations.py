@@ -223,8 +223,10 @@ def _flattened(parts: Sequence[Part], obs: Any) -> np.ndarray:
     numbers: list[Any] = []
     for part in parts:
         space, value = part.space, part.of(obs)
-        if isinstance(space, Discrete | MultiDiscrete) and not space.contains(np.asarray(value).astype(space.dtype)):
-            raise ValueError(f"{' '.join(['observation', *part.path.split()])} is {value}, its space is {space}")
+        if isinstance(space, Discrete | MultiDiscrete):
+            value = np.asarray(value).astype(space.dtype, casting="same_kind")[()]  # sums of bytes are uint64
+            if not space.contains(value):
+                raise ValueError(f"{' '.join(['observation', *part.path.split()])} is {value}, its space is {space}")
         numbers.append(flatten(space, value))
     return np.concatenate(numbers, dtype=np.float32)
 

@@ -220,7 +220,7 @@ def _saved_settings(args_class: Any, given: Mapping[str, Any]) -> dict[str, Any]
     path = folder / "config.json"
     try:
         content = json.loads(path.read_text())
-        saved = dict(content["args"])
+        saved = {**content["args"]}
     except (FileNotFoundError, NotADirectoryError):
         fix = "name a run folder, runs/<name>"
         raise ConfigError("resume", folder, "there is no run in this folder", fix) from None

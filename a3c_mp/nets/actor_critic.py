@@ -60,7 +60,8 @@ class LayeredActorCritic(ActorCritic):
         self.policy, self.value = (mlp([features, *hidden, num], activation) for num in (head.num_outputs, 1))
         self.lstm_size = 0 if core is None else 2 * core.from_output.in_features
         init_orthogonal(self)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if norm.has_images:
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
         """obs [B, *obs_shape] -> (logits [B, P], value [B]); with an LSTM, also state [B, S] -> the next state."""

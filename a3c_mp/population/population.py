@@ -144,7 +144,8 @@ class Population:
         """
         members = self.evaluated
         if not possible_parents(members):
-            raise TrainingError("no member has a finite fitness: all have diverged; lower the learning rates")
+            fix = "lower --learning-rate, and leave it out of --genes"
+            raise TrainingError(f"no member has a finite fitness: all have diverged; {fix}")
         return members.index(fittest_first(members, self.rng)[0])
 
     def take_elite(self) -> None:

@@ -205,6 +205,9 @@ def probe_env(
     masked = False
     try:
         env = wrappers.make_env(env_id)
+        if env_id in wrappers.NOT_MADE:
+            why = "it could be made now, but not at first, so its settings are not those for such an environment"
+            raise ConfigError("env-id", env_id, why, "start again")
         obs_space, action_space, layout = env.observation_space, env.action_space, wrappers.layout(env)
         _check_actions(action_space, actions, env_id)
         for what, space in ("observations", obs_space), ("actions", action_space):

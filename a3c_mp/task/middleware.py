@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, copy_context
+from inspect import isasyncgen, isawaitable
 from types import GeneratorType
 from typing import Any
 
@@ -171,6 +172,10 @@ class Step:
         token, started = running.set(path), time.perf_counter()
         try:
             return call(*args)
+        except Exception as error:
+            if not hasattr(error, "__notes__"):  # of nested ones, the innermost
+                error.add_note(f"in the middleware {' > '.join(path)}")
+            raise
         finally:
             running.reset(token)
             for timer in self.timers:
@@ -179,6 +184,8 @@ class Step:
     def _start(self, ctx: Context) -> GeneratorType | None:
         """Call the middleware; returns the generator that is suspended at its `yield`, if it is one."""
         result = self.fn(ctx)
+        if isawaitable(result) or isasyncgen(result):
+            raise TypeError("an `async def` cannot be middleware: nothing would await it")
         return result if isinstance(result, GeneratorType) and next(result, self) is not self else None
 
 

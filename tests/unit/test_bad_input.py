@@ -432,6 +432,18 @@ def test_the_environment_that_is_tried_out_is_closed_in_every_case(changes, regi
     assert closed == [True]
 
 
+def test_an_environment_that_could_not_be_made_when_its_settings_were_chosen_is_refused_later(refused, register):
+    """Without its spaces, chapter 1 would take settings that are not for vectors."""
+    failures = [RuntimeError("no licence")]
+
+    def __init__(self):
+        if failures:
+            raise failures.pop()
+
+    line = refused(train_a3c_data.main, ["--env-id", register(changes={"__init__": __init__})])
+    assert line.startswith("error: env-id=Custom-v0: it could be made now, but not at first"), line
+
+
 def test_a_net_that_is_too_large_for_a_message_is_refused_before_others_join(refused, monkeypatch):
     monkeypatch.setattr("a3c_mp.algorithms.roles.MAX_TENSOR", 100_000)
     flags = "--env-id CartPole-v1 --num-envs 2 --unroll-length 4 --batch-size 4 --hidden 256 256 --key-file k"

@@ -456,7 +456,9 @@ def test_a_run_of_another_version_is_refused_by_name(form, saved_run):
     assert f"config.json was written by {writer}; this version reads" in refused("--resume", str(path.parent))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"args": 3}', b'{"args": null}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b'{"args": 3}', b'{"args": []}', b'{"args": null}', b"\xff"]
+)
 def test_a_config_that_cannot_be_read_is_named(content, tmp_path):
     (tmp_path / "config.json").write_bytes(content)
     line = refused("--resume", str(tmp_path))

@@ -341,7 +341,10 @@ def test_in_bfloat16_too_actions_of_nearly_the_same_value_stay_apart():
     assert (found.argmax(dim=1) == expected).float().mean() > 0.8
 
 
-@pytest.mark.parametrize("space", [Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (2, 3, 4))], ids=["image", ""])
+SPACES = Box(0, 255, SMALL_IMAGE, np.uint8), Box(-1.0, 1.0, (2, 3, 4)), Box(0, 255, (2, 3, 4, 5), np.uint8)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=["image", "three axes", "four axes"])
 @pytest.mark.parametrize(("kind", "lstm"), product(NETS, [False, True]))
 def test_every_net_unrolls_to_policies_and_values(space, kind, lstm):
     if kind != "nature" and not is_image(space):

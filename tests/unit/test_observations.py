@@ -317,6 +317,16 @@ def test_a_part_that_is_not_used_may_have_any_values(register):
     check_contract(make_env(with_extras(env_id, {"obs_keys": ["hands"]})))
 
 
+def test_a_choice_may_be_of_another_dtype_of_its_kind_but_no_fraction(register):
+    env = make_env(register(entry_point=Structured))
+    expected = env.reset()[0]
+    env.unwrapped.obs = {**OBS, "hands": tuple(np.asarray(choice).astype(np.uint64)[()] for choice in OBS["hands"])}
+    np.testing.assert_array_equal(env.reset()[0], expected)
+    env.unwrapped.obs = {**OBS, "hands": (np.float64(2.5), OBS["hands"][1])}
+    with pytest.raises(TypeError, match="Cannot cast"):
+        env.reset()
+
+
 def test_a_choice_that_later_lies_outside_its_space_is_refused(register):
     env_id = register(entry_point=Structured)
     env = make_env(env_id)

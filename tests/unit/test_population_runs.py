@@ -138,7 +138,7 @@ def test_where_all_members_have_diverged_the_run_fails(run_inline):
     flags = ["--init", "same", "--learning-rate", "1e36", "--genes", "learning-rate=1:1e36"]
     done = run_inline.train(POPULATION, *flags)
     assert done.code == 1
-    why = "no member has a finite fitness: all have diverged; lower the learning rates"
+    why = "no member has a finite fitness: all have diverged; lower --learning-rate, and leave it out of --genes"
     assert done.summary["exit_reason"] == f"error: {why}"
     assert f"error: {why}\n" in done.out
     assert "Traceback" not in done.out + done.err

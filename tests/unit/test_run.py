@@ -393,6 +393,17 @@ def test_a_run_is_finished_once(args):
     assert run.checkpointer.newest is not None
 
 
+def test_a_late_further_signal_ends_a_run_that_does_not_react(args, clock, monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with a_run(args):
+        for seconds, signum in ((0, signal.SIGTERM), (9, signal.SIGINT), (2, signal.SIGINT)):
+            assert ended == []
+            clock[0] += seconds
+            os.kill(os.getpid(), signum)
+        assert ended == [130]
+
+
 def test_the_time_limit_counts_from_the_first_rollout(args, clock):
     with a_run(replace(args, max_seconds=60.0)) as run:
         clock[0] += 100

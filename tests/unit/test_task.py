@@ -109,13 +109,18 @@ def test_a_middleware_that_returns_before_its_yield_has_no_way_back():
 
 
 @pytest.mark.parametrize("async_mode", [False, True])
-def test_a_second_yield_is_an_error(async_mode):
+def test_what_is_no_middleware_is_an_error_that_names_it(async_mode):
     def twice(ctx):
         yield
         yield
 
-    with pytest.raises(RuntimeError, match="generator didn't stop"):
+    async def asynchronous(ctx):
+        yield
+
+    with pytest.raises(RuntimeError, match=r"generator didn't stop\nin the middleware twice$"):
         run(twice, async_mode=async_mode)
+    with pytest.raises(TypeError, match=r"async def.*\nin the middleware asynchronous$"):
+        run(asynchronous, async_mode=async_mode)
 
 
 def test_serial_nests():
@@ -135,9 +140,9 @@ FAILING_BACK = {"backward_fail": ArithmeticError("failed back")}
 @pytest.mark.parametrize(
     ("how", "expected", "error"),
     [
-        ([{}, {}, FAILING, {}], "A+ B+ C B!failed B- A!failed A-", "^failed$"),
+        ([{}, {}, FAILING, {}], "A+ B+ C B!failed B- A!failed A-", r"^failed\nin the middleware plain$"),
         ([{}, {"handle": True}, FAILING, {}], "A+ B+ C B!failed B- A-", None),
-        ([{}, FAILING_BACK, {}], "A+ B+ C+ C- B- A!failed back A-", "^failed back$"),
+        ([{}, FAILING_BACK, {}], "A+ B+ C+ C- B- A!failed back A-", r"^failed back\nin the middleware generator$"),
     ],
     ids=["on the way forward", "handled", "on the way back"],
 )
