@@ -20,6 +20,7 @@ from harness import Scripts
 from inline import Inline
 from nodes import Net
 
+from a3c_mp import wrappers
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.supervisor import Supervisor
 from a3c_mp.run.run import Run
@@ -132,6 +133,7 @@ def each_round(monkeypatch):
 def register(monkeypatch):
     """As `gymnasium.register`, until the end of the test; without an id, a class with other attributes as Custom-v0."""
     monkeypatch.setattr(gymnasium.envs.registration, "registry", gymnasium.registry.copy())
+    wrappers.NOT_MADE.clear()
 
     def register(env_id="Custom-v0", entry_point=Env, changes=None, **kwargs):
         entry_point = type("Custom", (entry_point,), changes) if changes is not None else entry_point

@@ -224,9 +224,9 @@ def _flattened(parts: Sequence[Part], obs: Any) -> np.ndarray:
     for part in parts:
         space, value = part.space, part.of(obs)
         if isinstance(space, Discrete | MultiDiscrete):
-            value = np.asarray(value).astype(space.dtype, casting="same_kind")[()]  # sums of bytes are uint64
-            if not space.contains(value):
-                raise ValueError(f"{' '.join(['observation', *part.path.split()])} is {value}, its space is {space}")
+            given, value = value, np.asarray(value).astype(space.dtype)[()]  # of bytes, a sum is uint64
+            if not (space.contains(value) and np.array_equal(value, given)):
+                raise ValueError(f"{' '.join(['observation', *part.path.split()])} is {given}, its space is {space}")
         numbers.append(flatten(space, value))
     return np.concatenate(numbers, dtype=np.float32)
 

@@ -23,7 +23,7 @@ from a3c_mp.wrappers.observations import as_array
 from a3c_mp.wrappers.rebuild import Rebuildable, seeding_of
 
 LOG = logging.getLogger(__name__)
-NOT_MADE: set[str] = set()  # environment ids whose `spaces` could not be found
+NOT_MADE: dict[str, BaseException] = {}  # environment id -> why its settings could not be chosen
 
 
 def make_vec_env(
@@ -72,10 +72,8 @@ def make_env(env_id: str, *, render_mode: str | None = None) -> gymnasium.Env:
 def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
     """(Observation space, action space) of an environment, which is made for it and closed."""
     before = assume_identity(OUTSIDE)
-    NOT_MADE.add(env_id)
     try:
         close(env := make_env(env_id))
-        NOT_MADE.discard(env_id)
         return env.observation_space, env.action_space
     finally:
         assume_identity(*before)

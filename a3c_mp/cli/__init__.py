@@ -167,6 +167,7 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets, algo: str | Non
     name, kwargs = wrappers.split_id(env_id)
     found: dict[str, Any] = {}
     kinds: list[str] = []  # class attributes that hold settings
+    wrappers.NOT_MADE.pop(env_id, None)
     try:
         is_atari = wrappers.is_atari(env_id)
         has_own_rewards = is_atari or wrappers.ids.keep_rewards(wrappers.extras_of(env_id).wrapper)
@@ -188,8 +189,8 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets, algo: str | Non
             kinds = ["continuous", *kinds] if isinstance(action_space, Box) else kinds or ["vectors"]
     except (KeyboardInterrupt, Stopped):
         raise
-    except BaseException:  # an unknown id, or a module of the user's own: `probe_env` says what is wrong
-        pass
+    except BaseException as error:  # an unknown id, or a module of the user's own: `probe_env` says what is wrong
+        wrappers.NOT_MADE[env_id] = error
     module = args_class.__module__
     own = vars(args_class) if module.startswith("a3c_mp.chapters.") or not module.startswith("a3c_mp.") else {}
     layers = [("", found), *(_layer(args_class, kind, algo) for kind in kinds), ("", presets.get(name, {}))]

@@ -25,7 +25,7 @@ from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS, Child, awai
 GLOO_SECONDS = 0.5  # from the end of a learner to the end of the wait for it, where no closed connection ends that
 DEATH_SECONDS = 2.0  # from a broken connection to the end of the process behind it
 SIGNAL_SECONDS = 4.0  # from a signal to the end of the wait for another learner
-LEARNER_CLOSE_SECONDS = 6.0  # longest time in which the other learners end their actors, before they are killed
+LEARNER_CLOSE_SECONDS = 3.0  # longest time in which the other learners end their actors, before they are killed
 LOST_PEER = 3  # exit code of a learner that ends because another one has
 READY = "ready"  # kind of the message `(READY,)`, the first one of a learner
 

@@ -29,7 +29,7 @@ its sentinel open
 """
 PAUSE_SECONDS = 5.0
 """most that counts as silence between two looks: the parent may have been stopped, and its processes with it"""
-CLOSE_SECONDS = 5.0  # longest time from SIGTERM or an exception to the end of a process, before it is killed
+CLOSE_SECONDS = 2.0  # longest time from SIGTERM or an exception to the end of a process, before it is killed
 
 
 @dataclass

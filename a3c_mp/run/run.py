@@ -37,7 +37,7 @@ from a3c_mp.run.preflight import check_limits, check_settings
 from a3c_mp.run.progress import Progress, RunState
 from a3c_mp.run.script import raise_received
 
-STUCK_SECONDS = 10.0  # after a signal, until a further one ends a run that is still not at its end
+STUCK_SECONDS = 30.0  # after a signal, until a further one ends a run that is still not at its end
 HOW_TO_GO_ON = {"total_steps": "--total-steps", "solved": "--stop-return or --stop-eval-return"}
 """reason after which nothing is left to do -> which setting, if raised, lets the run go on"""
 
@@ -63,7 +63,7 @@ class Run(RunState):
         self.args, self.algorithm, self.net = args, algorithm, net
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
         self.error: BaseException | None = None  # that ended it
-        self._signalled: float | None = None  # when the first signal came
+        self._signalled, self._is_saving = 0.0, False  # when the first signal came
         self.exit_code, self.failed, self.unsaved, self._finished = 0, False, False, False
         self._makes = not exists(args.runs_dir), not run_dir.has_files(args)
         with run_dir.claim_folder(args, algorithm) as (self.folder, self.lock, note, cleanup):
@@ -161,8 +161,12 @@ class Run(RunState):
         self.checkpointer.save_highest()
 
     def save(self) -> None:
-        self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
-        self.checkpointer.save()
+        self._is_saving = True
+        try:
+            self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
+            self.checkpointer.save()
+        finally:
+            self._is_saving = False
 
     def is_interrupted(self) -> bool:
         """Whether a signal has arrived or the time is over, so that nothing is to be waited for."""
@@ -236,9 +240,8 @@ class Run(RunState):
             return
         self.exit_reason = signal.Signals(signum).name  # `should_stop` is called several times a second
         self._signalled = self._signalled or time.monotonic()
-        if time.monotonic() > self._signalled + STUCK_SECONDS:  # in a step of an environment or a loss of one's own
-            os.write(2, b"ended without a checkpoint: the run did not react to the first signal\n")
-            os._exit(128 + signum)
+        if time.monotonic() > self._signalled + STUCK_SECONDS and not self._is_saving:
+            os._exit(128 + signum)  # a step of an environment, or a loss of one's own, may never end
 
     def summary(self) -> dict[str, Any]:
         end = {"sps": round(self.metrics.clock.sps(), 1), "exit_reason": self.exit_reason}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, copy_context
-from inspect import isasyncgen, isawaitable
+from inspect import isasyncgen, iscoroutine
 from types import GeneratorType
 from typing import Any
 
@@ -15,6 +15,7 @@ Middleware = Callable[["Context"], Any]
 Path = tuple[str, ...]  # a middleware: its name, after the names of those that run it
 LOOK_SECONDS = 0.1  # between two looks at messages while middleware runs in threads
 INTERNAL = "_kept", "_setters", "_lost"  # attributes of a context that are none of its values
+NOTE = "(in the middleware"  # what the note of an error begins with
 WINDOW = 10  # iterations that the figures of the timer's table are means of
 as_context = contextmanager(lambda suspended: suspended)  # of a generator at its `yield`: it has been entered already
 running: ContextVar[tuple[str, ...]] = ContextVar("running", default=())  # names of nested middleware, outermost first
@@ -173,8 +174,9 @@ class Step:
         try:
             return call(*args)
         except Exception as error:
-            if not hasattr(error, "__notes__"):  # of nested ones, the innermost
-                error.add_note(f"in the middleware {' > '.join(path)}")
+            notes = getattr(error, "__notes__", ())
+            if not any(note.startswith(NOTE) for note in notes):  # of nested ones, the innermost adds it
+                error.add_note(f"{NOTE} {' > '.join(path)})")
             raise
         finally:
             running.reset(token)
@@ -184,7 +186,7 @@ class Step:
     def _start(self, ctx: Context) -> GeneratorType | None:
         """Call the middleware; returns the generator that is suspended at its `yield`, if it is one."""
         result = self.fn(ctx)
-        if isawaitable(result) or isasyncgen(result):
+        if iscoroutine(result) or isasyncgen(result):
             raise TypeError("an `async def` cannot be middleware: nothing would await it")
         return result if isinstance(result, GeneratorType) and next(result, self) is not self else None
 

@@ -22,13 +22,12 @@ from torch import Tensor
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import DONE, run_supervised, start_child
-from a3c_mp.processes.supervisor import Child, Supervisor, await_end
+from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor, await_end
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, node_name
 from a3c_mp.task.node import ALL_RUNS, REPORT_NAME, REPORT_RESULT, FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.wire import FINISH, JOINED
 
-FINISH_SECONDS = 2.0  # in which nodes may end their last iteration, before they are terminated
 MAX_WAITING = 512 * 2**20  # bytes to and from nodes of other machines that may wait while node 0 of a `runner` computes
 
 
@@ -131,7 +130,7 @@ def start_nodes(
             yield node
         finally:  # they end their iteration; those that take longer are terminated
             node.send(FINISH, ALL_RUNS)
-            await_end(supervisor.processes, FINISH_SECONDS, kill=False)
+            await_end(supervisor.processes, CLOSE_SECONDS, kill=False)
 
 
 @contextmanager
@@ -153,7 +152,7 @@ def join_nodes(
         yield node
         while not all(child.is_done for child in supervisor.children) and (router.peers or not node.finishing):
             node.wait()
-        await_end(supervisor.processes, FINISH_SECONDS, kill=False)
+        await_end(supervisor.processes, CLOSE_SECONDS, kill=False)
 
 
 def runner(

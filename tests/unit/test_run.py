@@ -397,7 +397,7 @@ def test_a_late_further_signal_ends_a_run_that_does_not_react(args, clock, monke
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     with a_run(args):
-        for seconds, signum in ((0, signal.SIGTERM), (9, signal.SIGINT), (2, signal.SIGINT)):
+        for seconds, signum in ((0, signal.SIGTERM), (29, signal.SIGINT), (2, signal.SIGINT)):
             assert ended == []
             clock[0] += seconds
             os.kill(os.getpid(), signum)

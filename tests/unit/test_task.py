@@ -117,9 +117,9 @@ def test_what_is_no_middleware_is_an_error_that_names_it(async_mode):
     async def asynchronous(ctx):
         yield
 
-    with pytest.raises(RuntimeError, match=r"generator didn't stop\nin the middleware twice$"):
+    with pytest.raises(RuntimeError, match=r"generator didn't stop\n\(in the middleware twice\)$"):
         run(twice, async_mode=async_mode)
-    with pytest.raises(TypeError, match=r"async def.*\nin the middleware asynchronous$"):
+    with pytest.raises(TypeError, match=r"async def.*\n\(in the middleware asynchronous\)$"):
         run(asynchronous, async_mode=async_mode)
 
 
@@ -140,9 +140,9 @@ FAILING_BACK = {"backward_fail": ArithmeticError("failed back")}
 @pytest.mark.parametrize(
     ("how", "expected", "error"),
     [
-        ([{}, {}, FAILING, {}], "A+ B+ C B!failed B- A!failed A-", r"^failed\nin the middleware plain$"),
+        ([{}, {}, FAILING, {}], "A+ B+ C B!failed B- A!failed A-", r"^failed\n\(in the middleware plain\)$"),
         ([{}, {"handle": True}, FAILING, {}], "A+ B+ C B!failed B- A-", None),
-        ([{}, FAILING_BACK, {}], "A+ B+ C+ C- B- A!failed back A-", r"^failed back\nin the middleware generator$"),
+        ([{}, FAILING_BACK, {}], "A+ B+ C+ C- B- A!failed back A-", r"^failed back\n\(in the middleware generator\)$"),
     ],
     ids=["on the way forward", "handled", "on the way back"],
 )
