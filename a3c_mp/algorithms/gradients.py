@@ -121,8 +121,8 @@ class Outbox:
         means = [torch.as_tensor(value, device=device).detach().float().mean() for value in found.values()]
         *figures, total = torch.stack([*means, gradient.vector.sum()]).tolist()
         named = dict(zip(found, figures, strict=True))
-        own = [named[name] for name in metrics if name in named]  # no explained variance: it can overflow
-        finite = self.finite and all(math.isfinite(value) for value in (total, *own))
+        losses = [value for name, value in named.items() if name.startswith("losses/")]
+        finite = self.finite and all(map(math.isfinite, (total, *losses)))
         return Report(version, steps, len(self.episodes), is_first, finite, named)
 
 

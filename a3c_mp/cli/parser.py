@@ -80,7 +80,8 @@ def _options(name: str, hint: Any) -> dict[str, Any]:
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if typing.get_origin(kind) is typing.Literal:
-        return {"type": partial(to_value, name, hint), "choices": typing.get_args(kind)}
+        none = [None] if type(None) in typing.get_args(hint) else []
+        return {"type": partial(to_value, name, hint), "choices": [*typing.get_args(kind), *none]}
     if typing.get_origin(kind) is tuple:
         item, *others = typing.get_args(kind)
         several = "*" if others == [...] else 1 + len(others)
@@ -112,7 +113,8 @@ def field_docs(args_class: type) -> dict[str, tuple[str, str]]:
 def to_value(name: str, hint: Any, text: str) -> Any:
     """The value of a field that a word stands for. Raises ConfigError."""
     text, kind = text.strip(), plain_type(hint)
-    choices = {str(choice): choice for choice in typing.get_args(kind)}  # of a `Literal`
+    choices = {str(choice): choice for choice in ((True, False) if kind is bool else typing.get_args(kind))}
+    text = text.capitalize() if kind is bool else text
     if type(None) in typing.get_args(hint) and text.lower() == "none":
         return None
     if choices and text not in choices:

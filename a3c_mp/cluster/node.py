@@ -1,5 +1,6 @@
 """Ray on this machine: its version, the environment variables of its processes, and the processes of a node."""
 
+import importlib.metadata
 import importlib.util
 import os
 import select
@@ -20,6 +21,7 @@ from a3c_mp.processes.slots import MIB, free_memory
 from a3c_mp.processes.spawn import root_for_sockets
 
 RAY_VERSION = "2.60.0"
+FIRST_WITH_TOKENS = 2, 52
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -29,6 +31,7 @@ ENVIRONMENT = {
     "RAY_health_check_failure_threshold": "2",
     "RAY_LOG_MONITOR_MAX_OPEN_FILES": "10",  # its log monitor keeps two files of each process that was killed open
     "RAY_AUTH_MODE": "token",
+    "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",  # 3.11.4 joins 3.11.9
 }
 """environment variables that Ray reads when it is imported, and that its processes inherit"""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -57,9 +60,13 @@ class ClusterAddress(NamedTuple):
 
 
 def check_installed() -> None:
-    """Raise ConfigError if ray is not installed."""
+    """Raise ConfigError if ray is not installed, or has no tokens."""
+    fix = f'pip install "ray=={RAY_VERSION}"'
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("ray", "none", "it is not installed", f'pip install "ray=={RAY_VERSION}"')
+        raise ConfigError("ray", "none", "it is not installed", fix)
+    version = importlib.metadata.version("ray")
+    if tuple(map(int, version.split(".")[:2])) < FIRST_WITH_TOKENS:
+        raise ConfigError("ray", version, "clusters of this version have no tokens", fix)
 
 
 def labels() -> dict[str, str]:

@@ -115,8 +115,8 @@ def settings_parts(args: CommonArgs) -> list[str]:
     if "learning_rate" in settings and "learning_rate_end" not in settings:
         parts.append(f"lr {settings['learning_rate']:g}")
     for name, field, during in ("lr", "learning_rate", "anneal_steps"), ("entropy", "entropy_coef", "entropy_steps"):
-        if (end := settings.get(f"{field}_end")) is not None:
-            start, steps = settings[field], settings[during] or args.total_steps
+        if (end := settings.get(f"{field}_end")) is not None and field in settings:
+            start, steps = settings[field], settings.get(during) or args.total_steps
             after = f" after {steps:,} steps" if steps < args.total_steps else ""
             parts.append(f"{name} {start:g} -> {linear(start, end, args.total_steps, steps):.4g}{after}")
     return parts

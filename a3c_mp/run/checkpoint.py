@@ -145,7 +145,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
     """Load the moments of a saved optimizer, but not its settings. Raises ValueError if it is of another kind."""
     groups = state["param_groups"], optimizer.param_groups
     saved, own = ([{*group} - {"lr_factor"} for group in each] for each in groups)
-    if saved != own:
+    if len(saved) != len(own) or any(map(set.difference, own, saved)):  # a scheduler of torch adds names
         raise ValueError("it holds the state of another optimizer")
     moments = copy.deepcopy(state["state"])  # else they would keep the whole file mapped
     optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,9 @@ class ReturnWindow:
     The first `explorers` of the `num_envs` environments of each actor are ignored: they say little about the policy.
     """
 
-    def __init__(self, num_actors: int, num_envs: int, explorers: int = 0):
+    def __init__(self, num_actors: int, num_envs: int, explorers: int = 0, goal: float | None = None):
         self.num_actors, self.num_envs, self.counted = num_actors, num_envs, range(explorers, num_envs)
+        self.goal = goal  # of the mean
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.first: list[float] = []  # returns of the first `WINDOW` games of the run
         self.episodes = 0  # of the whole run
@@ -88,6 +90,10 @@ class ReturnWindow:
         """Whether there are enough games to call the task solved or a checkpoint the best."""
         return len(self.returns) >= MIN_EPISODES
 
+    @property
+    def has_reached_goal(self) -> bool:
+        return self.goal is not None and self.is_representative and self.mean >= self.goal
+
     def end(self, actor: int, episodes: Sequence[Episode]) -> list[CountedEpisode]:
         """Add games of an actor that ended, in order of time; returns those that enter the mean now."""
         playing, counted = self._playing[actor], list[CountedEpisode]()
@@ -108,14 +114,14 @@ class ReturnWindow:
             if game.reported and not game.endless and self._started - game.number >= self.long_limit:
                 game.endless = True
                 self.endless.append((actor, game.env))
-        return self._count([*counted, *self._release()])
+        return self._count(chain(counted, self._release()))
 
     def lose(self, actor: int) -> list[CountedEpisode]:
         """Drop the unfinished games of an actor, and start others; returns those that enter the mean now."""
         self.leave(actor)
         self._playing[actor] = self._start(actor, self.counted)
         self._set_limits()
-        return self._count(list(self._release()))
+        return self._count(self._release())
 
     def leave(self, actor: int) -> None:
         """Drop the games that an actor was playing; until `lose` it plays no others."""
@@ -139,12 +145,16 @@ class ReturnWindow:
         limit = self.limit if self._overdue < self.few else self.long_limit
         return self._queue[0].reported and len(self._queue) > limit
 
-    def _count(self, games: Sequence[CountedEpisode]) -> list[CountedEpisode]:
-        counted = [(actor, episode) for actor, episode in games if math.isfinite(episode.episode_return)]
-        returns = [episode.episode_return for _, episode in counted]
-        self.first += returns[: max(WINDOW - self.episodes, 0)]
+    def _count(self, games: Iterator[CountedEpisode]) -> list[CountedEpisode]:
+        """Count games one after another until the mean reaches the goal: of many that a long one has held up, the
+        last ones may be worse."""
+        counted = list[CountedEpisode]()
+        while not self.has_reached_goal and (game := next(games, None)) is not None:
+            if math.isfinite(game[1].episode_return):
+                counted.append(game)
+                self.returns.append(game[1].episode_return)
+        self.first += [episode.episode_return for _, episode in counted][: max(WINDOW - self.episodes, 0)]
         self.episodes += len(counted)
-        self.returns.extend(returns)
         return counted
 
     def state_dict(self) -> dict[str, Any]:

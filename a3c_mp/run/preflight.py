@@ -56,8 +56,8 @@ def check_settings(args: CommonArgs) -> None:
         return
     settings = vars(args)  # not every chapter has them
     if not isinstance(FOUND[args.env_id][1], Box):
-        for name, default in (("log_std_init", 0.0), ("mean_limit", 3.0), ("noise_steps", 1)):
-            if settings.get(name, default) != default:
+        for name in ("log_std_init", "mean_limit", "noise_steps"):
+            if name in settings and settings[name] != type(args).__dataclass_fields__[name].default:
                 why = f"it is for continuous actions, those of {args.env_id} are discrete"
                 raise ConfigError(flag_name(name), settings[name], why, "leave it out")
     elif args.explorers:

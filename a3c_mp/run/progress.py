@@ -112,7 +112,8 @@ class Progress:
         self.args, self.steps, self.updates = args, steps, updates
         self.samples = self.worker_restarts = 0
         self.counters: Counter[str] = Counter()  # the chapter's own; in the summary, and as counts/<name>
-        self.window = ReturnWindow(args.max_actors, args.num_envs, args.explorers)
+        goal = None if args.has_fitness else args.stop_return
+        self.window = ReturnWindow(args.max_actors, args.num_envs, args.explorers, goal)
         for actor in range(args.num_actors, args.max_actors):  # they may join later
             self.window.leave(actor)
         self.evals = Evaluations(args)
@@ -189,9 +190,7 @@ class Progress:
 
     @property
     def _is_solved(self) -> bool:
-        goal = None if self.args.has_fitness else self.args.stop_return
-        by_training = goal is not None and self.window.is_representative and self.window.mean >= goal
-        return by_training or self.evals.is_solved or self.is_confirmed
+        return self.window.has_reached_goal or self.evals.is_solved or self.is_confirmed
 
     @property
     def is_highest(self) -> bool:

@@ -47,11 +47,9 @@ class Run(RunState):
 
     Checkpoints hold net, optimizer and `extra`, by name; on resume, all are restored from the newest one, and what it
     lacks of `extra` starts empty, with a warning. `make_policy` makes the policy that is evaluated with
-    `--eval-every`; a chapter that `evaluates_elsewhere` sets `progress.evals.evaluator` instead.
-
-    Raises:
-        ConfigError: the folder cannot be made, written or resumed, or is in use; or the machine is too small.
-        NothingToDo: the run to resume has ended.
+    `--eval-every`; a chapter that `evaluates_elsewhere` sets `progress.evals.evaluator` instead. Raises ConfigError if
+    the folder cannot be made, written or resumed, or is in use, or the machine is too small; NothingToDo if the run to
+    resume has ended.
     """
 
     def __init__(
@@ -162,11 +160,9 @@ class Run(RunState):
 
     def save(self) -> None:
         self._is_saving = True
-        try:
-            self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
-            self.checkpointer.save()
-        finally:
-            self._is_saving = False
+        self.metrics.episode_log.flush(sync=True)  # the file has every game that the checkpoint counts
+        self.checkpointer.save()
+        self._is_saving = False
 
     def is_interrupted(self) -> bool:
         """Whether a signal has arrived or the time is over, so that nothing is to be waited for."""

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import FIRST_EXCEPTION, Executor, wait
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, copy_context
 from inspect import isasyncgen, iscoroutine
@@ -196,20 +196,22 @@ def forward_beside(
 ) -> None:
     """Run forward halves at the same time. What they suspend goes on the stack in their order, not in time's.
 
-    An error is raised when all halves have ended; `meanwhile` is called several times a second until then.
+    An error is raised when all halves have ended; until then `ctx.finish` is set. `meanwhile` is called several times a
+    second.
     """
     stacks = {step: ExitStack() for step in steps}
     futures = [threads.submit(copy_context().run, step.forward, ctx, own) for step, own in stacks.items()]
+    before = ctx.finish
     try:
-        while wait(futures, LOOK_SECONDS).not_done:
+        while wait(futures, LOOK_SECONDS, FIRST_EXCEPTION).not_done:
+            if any(future.done() and future.exception() for future in futures):
+                break
             meanwhile()
-    except BaseException:
-        before, ctx.finish = ctx.finish, True  # halves that wait for messages would wait for ever
-        wait(futures)
-        ctx.finish = before  # the error may be handled
-        raise
     finally:
-        wait(futures)  # nothing is to run while the way back is gone
+        if not all(future.done() for future in futures):
+            ctx.finish = True  # halves that wait for messages would wait for ever
+            wait(futures)  # nothing is to run while the way back is gone
+            ctx.finish = before  # the error may be handled
         for own in stacks.values():
             stack.push(own)
     for future in futures:

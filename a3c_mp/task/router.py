@@ -263,7 +263,8 @@ class Spoke(Router):
                 why, fix = f"no node lets this one in within {seconds:g} s", "start the node that listens there first"
                 raise ConfigError("attach-to", address, why, f"{fix}, with the same key")
             if self._failures >= BAD_KEYS and not local:
-                raise ConfigError(FLAG, self.endpoint.key_file, f"the node at {address} has another one", COPY_IT)
+                why = f"the node at {address} has another one, or what answers there is no node"
+                raise ConfigError(FLAG, self.endpoint.key_file, why, COPY_IT)
             connection.wait(self.files, PROBE_SECONDS / 10)
             self._read()
         self._received = [message for message in self._received if message.event != JOINED]

@@ -88,6 +88,7 @@ def test_a_restored_optimizer_keeps_no_file_mapped(tmp_path):
     """Else the gigabytes of a pruned checkpoint with a replay would stay on the disk until the run ends."""
     net = nn.Linear(4, 3)
     optimizer = torch.optim.Adam(net.parameters())
+    torch.optim.lr_scheduler.LinearLR(optimizer)  # it adds a name to the settings
     net(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "steps": 3}

@@ -759,9 +759,14 @@ def test_of_the_variables_of_ray_only_those_of_tls_are_kept():
     assert foreign({**kept, "RAY_ADDRESS": "host:1", "RAY_AUTH_TOKEN": "secret"}) == kept
 
 
-def test_without_ray_the_command_to_install_it_is_named(monkeypatch):
+def test_without_ray_or_with_an_old_one_the_command_to_install_it_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'ray=none: it is not installed; pip install "ray==2.60.0"'):
+        check_installed()
+    monkeypatch.undo()
+    check_installed()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.9.3")
+    with pytest.raises(ConfigError, match=r"ray=2\.9\.3: clusters of this version have no tokens; pip install"):
         check_installed()
 
 

@@ -51,6 +51,10 @@ class Args(Base):
     """of the method"""
     switch: bool | None = None
     """on, off or neither"""
+    schedule: Literal["linear", "cosine"] | None = "linear"
+    """how it falls"""
+    parts: tuple[bool, ...] = ()
+    """which of them learn"""
 
 
 PRESETS = {"CartPole-v1": {"stop_return": 475.0, "gamma": 0.98}, "PongNoFrameskip-v4": {"stop_return": 18.0}}
@@ -430,8 +434,9 @@ def test_a_resumed_run_keeps_its_settings_except_for_flags_given_now(saved_run):
     now = parse("--resume", str(folder), "--total-steps", "2e6", "--checkpoint-steps=7")
     assert now == dataclasses.replace(args, total_steps=2_000_000, checkpoint_steps=7)
     assert parse("--resume", str(saved_run(checkpoint_steps=7))).checkpoint_steps == 7
-    others = parse("--resume", str(saved_run(order=2, switch=None)))
-    assert (others.order, others.switch) == (2, None)
+    others = parse("--resume", str(saved_run(order=2, switch=None, schedule=None, parts=[True, False])))
+    assert (others.order, others.switch, others.schedule, others.parts) == (2, None, None, (True, False))
+    assert parse("--parts", "false", "True").parts == (False, True)
 
 
 def test_the_folder_of_a_resumed_run_is_the_one_that_is_named(saved_run):

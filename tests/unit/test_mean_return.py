@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from a3c_mp.config import CommonArgs
 from a3c_mp.data.episodes import Episode
-from a3c_mp.run.mean_return import PATIENCE, ReturnWindow, short_return
+from a3c_mp.run.mean_return import MIN_EPISODES, PATIENCE, ReturnWindow, short_return
 from a3c_mp.run.progress import Progress, count
 
 
@@ -25,6 +25,16 @@ def test_a_game_counts_once_all_that_started_before_it_have_ended():
     assert counted(window.end(0, [Episode(4.0, 9, env=1)])) == [(0, 4.0)], "its first one ended before the others'"
     assert counted(window.end(0, [Episode(5.0, 9, env=0)])) == []
     assert (window.mean, window.episodes) == (2.0, 5)
+
+
+def test_games_that_a_long_one_has_held_up_count_one_after_another_until_the_mean_reaches_the_goal():
+    window = ReturnWindow(num_actors=1, num_envs=MIN_EPISODES, goal=3.0)
+    good, bad = ([Episode(value, 5, env) for env in range(1, MIN_EPISODES)] for value in (4.0, 0.0))
+    assert window.end(0, [*good, *bad]) == [], "they wait for the game in environment 0"
+    assert len(window.end(0, [Episode(4.0, 9, env=0)])) == MIN_EPISODES
+    assert window.has_reached_goal
+    assert window.end(0, bad) == [], "the run ends"
+    assert (window.mean, window.episodes) == (4.0, MIN_EPISODES)
 
 
 def test_games_that_explore_or_have_no_finite_return_do_not_count():

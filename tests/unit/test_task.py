@@ -387,11 +387,16 @@ def test_the_end_is_seen_by_what_runs_later_or_waits_and_after_the_last_middlewa
 # ---- threads
 
 
-def test_an_error_beside_async_middleware_ends_what_waits_for_messages():
+@pytest.mark.parametrize("where", ["look", "middleware"])
+def test_an_error_beside_async_middleware_ends_what_waits_for_messages(where):
     looks = iter(range(2))
 
     def look(node):
-        if next(looks, None) is None:
+        if where == "look" and next(looks, None) is None:
+            raise WorkerError("node 1 is lost")
+
+    def collect(ctx):
+        if where == "middleware":
             raise WorkerError("node 1 is lost")
 
     def wait_for_games(ctx):
@@ -399,7 +404,7 @@ def test_an_error_beside_async_middleware_ends_what_waits_for_messages():
             time.sleep(0.001)
 
     with pytest.raises(WorkerError, match="node 1 is lost"):
-        run(wait_for_games, async_mode=True, router=StubNode(on_look=look))
+        run(wait_for_games, collect, async_mode=True, router=StubNode(on_look=look))
 
 
 def test_no_iteration_is_run_where_none_is_asked_for_and_a_kept_attribute_may_go():
