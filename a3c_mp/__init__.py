@@ -7,7 +7,7 @@ from a3c_mp import _bootstrap, errors  # noqa: F401  (the first sets up the proc
 if TYPE_CHECKING:
     from a3c_mp.api.training import Callback, Result, load_policy, train
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 __all__ = ["Callback", "Result", "errors", "load_policy", "train"]
 
 

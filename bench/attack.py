@@ -217,6 +217,7 @@ def table(result: Result) -> str:
 
 def main() -> int:
     args, flags = parse_own(Args, __doc__)
+    common.check_rows(args.rows, Args.rows)
     flags = ["--env-id=CartPole-v1", "--total-steps=1e9", "--stop-return=501", "--eval-every=0", *flags]
     settings = {row: as_recorded(trainer_settings(["train_task.py", *flags])) for row in args.rows}
     path, result = begin("attack", args, "CartPole-v1", settings)

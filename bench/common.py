@@ -160,6 +160,12 @@ def running_script(command: Sequence[str], **popen: Any) -> Iterator[subprocess.
             process.wait()
 
 
+def check_rows(rows: Sequence[str], known: Iterable[str]) -> None:
+    """Raise ConfigError for a row that there is not."""
+    if unknown := [row for row in rows if row not in known]:
+        raise ConfigError("rows", unknown[0], f"must be of {', '.join(map(repr, known))}")
+
+
 def train(command: Sequence[str], args: Any, name: str, steps: float = math.inf) -> Path:
     """Run a trainer until it ends or has taken `steps` (agent steps); returns its run folder.
 

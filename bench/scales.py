@@ -15,7 +15,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only what lies beside it
 
 from a3c_mp.cli import parse_own
-from a3c_mp.errors import ConfigError
 from a3c_mp.run.script import exit_with
 from bench import common
 from bench.records import Result, begin, markdown_table, measure
@@ -72,8 +71,7 @@ def table(result: Result) -> str:
 
 def main() -> int:
     args, flags = parse_own(Args, __doc__)
-    if unknown := [row for row in args.rows if row not in ROWS]:
-        raise ConfigError("rows", unknown[0], f"must be of {', '.join(map(repr, ROWS))}")
+    common.check_rows(args.rows, ROWS)
     commands = {row: [*command(row), *flags] for row in args.rows}
     settings = {row: common.as_recorded(common.trainer_settings(words)) for row, words in commands.items()}
     path, result = begin("scales", args, "", settings)

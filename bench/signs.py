@@ -1,6 +1,6 @@
 """Which runs are said not to learn: some that learn, some that cannot, and these with what their warning advises.
 
-    python bench/signs.py --rows "data CartPole" "rewards x 1e6" --out runs/signs.json
+    python bench/signs.py --rows "1 CartPole" "rewards x 1e6" --out runs/signs.json
 
 Without `--rows`, all of `ROWS`; the file is written after every run, and the same command with `--out` goes on.
 """
@@ -119,6 +119,7 @@ def table(result: Result) -> str:
 
 def main() -> int:
     args, flags = parse_own(Args, __doc__)
+    common.check_rows(args.rows, ROWS)
     runs = {}
     for name in args.rows:
         row = ROWS[name]

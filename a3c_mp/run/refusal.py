@@ -28,7 +28,7 @@ def refusal_of(error: BaseException, env_id: str) -> ConfigError:
     elif is_missing(error, module):
         why, fix = text, "the module must be installed or lie in the current folder"
     elif "Box2D is not installed" in text:  # which `make train` does not need
-        fix = "in the source tree: pip install -r requirements-all.txt"
+        fix = "pip install box2d==2.3.10 (Python 3.14: docs/platforms.md)"
     elif is_imported and name not in registration.registry and not callable(getattr(sys.modules.get(module), name, 0)):
         why = text.split(" Did you mean:")[0].rstrip(".")  # that guess lacks the version
         fix = _similar_id(module, name)

@@ -379,7 +379,7 @@ IN_PLACE = {
     "import json\njson.loads('{')": "JSONDecodeError: Expecting property name enclosed in double quotes: ",
     "gymnasium.make('Nonesuch-v7')": "NameNotFound: Environment `Nonesuch` doesn't exist (market.py:LAST)",
     "raise gymnasium.error.DependencyNotInstalled('Box2D is not installed, you can')": "DependencyNotInstalled: Box2D "
-    "is not installed, you can (market.py:LAST); in the source tree: pip install -r requirements-all.txt",
+    "is not installed, you can (market.py:LAST); pip install box2d==2.3.10 (Python 3.14: docs/platforms.md)",
     "gymnasium.make('CartPole-v1', size=5)": "TypeError: CartPoleEnv.__init__() got an unexpected keyword argument 's",
 }
 
