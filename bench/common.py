@@ -163,7 +163,7 @@ def running_script(command: Sequence[str], **popen: Any) -> Iterator[subprocess.
 def check_rows(rows: Sequence[str], known: Iterable[str]) -> None:
     """Raise ConfigError for a row that there is not."""
     if unknown := [row for row in rows if row not in known]:
-        raise ConfigError("rows", unknown[0], f"must be of {', '.join(map(repr, known))}")
+        raise ConfigError("rows", unknown[0], f"must be one of {', '.join(map(repr, known))}")
 
 
 def train(command: Sequence[str], args: Any, name: str, steps: float = math.inf) -> Path:

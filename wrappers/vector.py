@@ -23,7 +23,7 @@ from a3c_mp.wrappers.observations import as_array
 from a3c_mp.wrappers.rebuild import Rebuildable, seeding_of
 
 LOG = logging.getLogger(__name__)
-NOT_MADE: dict[str, BaseException] = {}  # environment id -> why its settings could not be chosen
+NOT_MADE: dict[str, str] = {}  # environment id -> why its `spaces`, which choose settings, could not be found
 
 
 def make_vec_env(
@@ -75,6 +75,9 @@ def spaces(env_id: str) -> tuple[gymnasium.Space, gymnasium.Space]:
     try:
         close(env := make_env(env_id))
         return env.observation_space, env.action_space
+    except BaseException as error:
+        NOT_MADE[env_id] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise
     finally:
         assume_identity(*before)
 

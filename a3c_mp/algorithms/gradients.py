@@ -121,8 +121,7 @@ class Outbox:
         means = [torch.as_tensor(value, device=device).detach().float().mean() for value in found.values()]
         *figures, total = torch.stack([*means, gradient.vector.sum()]).tolist()
         named = dict(zip(found, figures, strict=True))
-        losses = [value for name, value in named.items() if name.startswith("losses/")]
-        finite = self.finite and all(map(math.isfinite, (total, *losses)))
+        finite = self.finite and math.isfinite(total + named.get("losses/total", 0.0))
         return Report(version, steps, len(self.episodes), is_first, finite, named)
 
 

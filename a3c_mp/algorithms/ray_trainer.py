@@ -107,8 +107,7 @@ def make_setup(args: Any, make: Callable[[Any], Setup], start: Start) -> Setup:
         check_store(store_bytes(args, setup), args.num_actors, store_folder())
     else:  # its places may not be free again yet where this is a restart
         needs = None if start.restarts else needs_of_actor(args)
-        cluster = find_cluster(args.address, args.token_file, args.insecure_cluster)
-        check_cluster(cluster, args.insecure_cluster, needs)
+        check_cluster(find_cluster(args.address, args.token_file), args.insecure_cluster, needs)
     return setup
 
 
@@ -117,8 +116,7 @@ def join_cluster(run: Run, setup: Setup, start: Start) -> Iterator[Connection]:
     """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
     args: Any = run.args
     run.count_time_from(start.since)
-    given = args.address, args.token_file, args.insecure_cluster
-    address = None if args.address is None else find_cluster(*given)
+    address = None if args.address is None else find_cluster(args.address, args.token_file)
     num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
     sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
     own_node = [f"--{name}={size}" for name, size in sizes.items()]

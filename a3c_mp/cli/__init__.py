@@ -189,8 +189,8 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets, algo: str | Non
             kinds = ["continuous", *kinds] if isinstance(action_space, Box) else kinds or ["vectors"]
     except (KeyboardInterrupt, Stopped):
         raise
-    except BaseException as error:  # an unknown id, or a module of the user's own: `probe_env` says what is wrong
-        wrappers.NOT_MADE[env_id] = error
+    except BaseException:  # an unknown id, or a module of the user's own: `probe_env` says what is wrong
+        pass
     module = args_class.__module__
     own = vars(args_class) if module.startswith("a3c_mp.chapters.") or not module.startswith("a3c_mp.") else {}
     layers = [("", found), *(_layer(args_class, kind, algo) for kind in kinds), ("", presets.get(name, {}))]

@@ -75,7 +75,8 @@ class Rule(NamedTuple):
     beside: str = ""  # a field without which, too, the flags have an effect
 
 
-CONTINUOUS, USE_TD3 = ("ddpg", "td3"), "use --algo td3 (chapter 3)"  # an algorithm of one's own may use all flags
+CONTINUOUS = ("ddpg", "td3")  # an algorithm of one's own may use all flags
+USE_TD3 = "use --algo td3 (chapter 3)"
 RULES = (
     Rule("run-name runs-dir resume-or-start", "resume", lambda folder: not folder, "start a new run without --resume"),
     Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),

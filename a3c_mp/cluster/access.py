@@ -104,18 +104,15 @@ def is_open(address: str) -> bool:
     return False
 
 
-def find_cluster(address: str, token_file: Path | None, insecure: bool = False) -> ClusterAddress:
-    """Return address and token of a cluster; `auto` is that of a node on this machine. Raises ConfigError.
-
-    One that is `insecure` takes any token, so a missing one is made.
-    """
+def find_cluster(address: str, token_file: Path | None) -> ClusterAddress:
+    """Return address and token of a cluster; `auto` is that of a node on this machine. Raises ConfigError."""
     saved = read_address() if address == "auto" or token_file is None else None
     if address == "auto" and saved is None:
         why, fix = "this machine has no node of a cluster", "python -m a3c_mp.cluster head, or join HOST:PORT"
         raise ConfigError("address", "auto", why, fix)
     if saved is not None and address in ("auto", saved.address):
         address, token_file = saved.address, token_file or Path(saved.token_file)
-    return ClusterAddress(address, str(find_token(token_file, make=insecure)))
+    return ClusterAddress(address, str(find_token(token_file)))
 
 
 def check_cluster(

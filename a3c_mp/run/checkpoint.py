@@ -141,11 +141,15 @@ def load_newest(
     raise CheckpointError(f"{folder} holds no checkpoint")
 
 
+OF_SCHEDULES = {"lr_factor", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+"""settings of groups that a chapter, or a scheduler of torch, adds to those of the optimizer"""
+
+
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the moments of a saved optimizer, but not its settings. Raises ValueError if it is of another kind."""
     groups = state["param_groups"], optimizer.param_groups
-    saved, own = ([{*group} - {"lr_factor"} for group in each] for each in groups)
-    if len(saved) != len(own) or any(map(set.difference, own, saved)):  # a scheduler of torch adds names
+    saved, own = ([{*group} - OF_SCHEDULES for group in each] for each in groups)
+    if saved != own:
         raise ValueError("it holds the state of another optimizer")
     moments = copy.deepcopy(state["state"])  # else they would keep the whole file mapped
     optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})

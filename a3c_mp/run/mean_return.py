@@ -4,7 +4,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -96,7 +95,7 @@ class ReturnWindow:
 
     def end(self, actor: int, episodes: Sequence[Episode]) -> list[CountedEpisode]:
         """Add games of an actor that ended, in order of time; returns those that enter the mean now."""
-        playing, counted = self._playing[actor], list[CountedEpisode]()
+        playing, late = self._playing[actor], list[_Game]()
         for game in playing.values():
             if not game.reported:
                 game.reported, game.number = True, self._started
@@ -108,13 +107,14 @@ class ReturnWindow:
             self.ended += 1
             playing |= self._start(actor, [episode.env])
             if game.overdue:
-                self._overdue -= 1
-                counted.append((actor, episode))
+                self._overdue, game.overdue = self._overdue - 1, False
+                late.append(game)
         for game in playing.values():
             if game.reported and not game.endless and self._started - game.number >= self.long_limit:
                 game.endless = True
                 self.endless.append((actor, game.env))
-        return self._count(chain(counted, self._release()))
+        self._queue.extendleft(reversed(late))
+        return self._count(self._release())
 
     def lose(self, actor: int) -> list[CountedEpisode]:
         """Drop the unfinished games of an actor, and start others; returns those that enter the mean now."""

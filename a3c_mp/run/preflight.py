@@ -19,7 +19,7 @@ from torch import nn
 
 from a3c_mp import wrappers
 from a3c_mp.config import CommonArgs, flag_name
-from a3c_mp.errors import ConfigError, Stopped, describe
+from a3c_mp.errors import ConfigError, Stopped
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.nets.layers import is_image
 from a3c_mp.nets.precision import make_deterministic
@@ -205,8 +205,8 @@ def probe_env(
     masked = False
     try:
         env = wrappers.make_env(env_id)
-        if (error := wrappers.NOT_MADE.get(env_id)) is not None:
-            why = f"it could be made now, but not at first, so its settings are not known ({describe(error)})"
+        if first := wrappers.NOT_MADE.get(env_id):
+            why = f"it could be made now, but not at first, so its settings are not known ({first})"
             raise ConfigError("env-id", env_id, why, "start again")
         obs_space, action_space, layout = env.observation_space, env.action_space, wrappers.layout(env)
         _check_actions(action_space, actions, env_id)

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Executor, wait
+from concurrent.futures import Executor, Future, wait
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, copy_context
 from inspect import isasyncgen, iscoroutine
@@ -201,18 +201,21 @@ def forward_beside(
     """
     stacks = {step: ExitStack() for step in steps}
     futures = [threads.submit(copy_context().run, step.forward, ctx, own) for step, own in stacks.items()]
-    before = ctx.finish
+    failed: list[Future] = []
+    before = None  # `ctx.finish` when the first error came, which may be handled
     try:
-        while wait(futures, LOOK_SECONDS, FIRST_EXCEPTION).not_done:
-            if any(future.done() and future.exception() for future in futures):
-                break
+        while wait(futures, LOOK_SECONDS).not_done:
+            failed = failed or [future for future in futures if future.done() and future.exception()]
+            if failed and before is None:
+                before, ctx.finish = ctx.finish, True  # halves that wait for it would wait for ever
             meanwhile()
+    except BaseException:
+        before, ctx.finish = ctx.finish if before is None else before, True
+        raise
     finally:
-        if not all(future.done() for future in futures):
-            ctx.finish = True  # halves that wait for messages would wait for ever
-            wait(futures)  # nothing is to run while the way back is gone
-            ctx.finish = before  # the error may be handled
+        wait(futures)  # nothing is to run while the way back is gone
+        ctx.finish = ctx.finish if before is None else before
         for own in stacks.values():
             stack.push(own)
-    for future in futures:
+    for future in (*failed, *futures):  # the first error, not one that followed from it
         future.result()
