@@ -66,7 +66,7 @@ def image_torso(
             channels = outputs
     else:
         for outputs, *sizes in CONVOLUTIONS[net] if isinstance(net, str) else net:
-            modules += [nn.Conv2d(channels, outputs, *sizes), nn.ReLU(inplace=True)]  # type: ignore[arg-type]
+            modules += [nn.Conv2d(channels, outputs, *sizes), nn.ReLU()]  # type: ignore[arg-type]
             channels = outputs
         modules.pop()
     torso = nn.Sequential(*modules, nn.Flatten(), nn.ReLU())
@@ -88,7 +88,7 @@ class ResidualBlock(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.relu(self.first(F.relu(x)), inplace=True)).add_(x)  # backward needs neither
+        return x + self.second(F.relu(self.first(F.relu(x))))
 
 
 def mlp(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
