@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -160,7 +160,7 @@ def running_script(command: Sequence[str], **popen: Any) -> Iterator[subprocess.
             process.wait()
 
 
-def check_rows(rows: Sequence[str], known: Iterable[str]) -> None:
+def check_rows(rows: Sequence[str], known: Collection[str]) -> None:
     """Raise ConfigError for a row that there is not."""
     if unknown := [row for row in rows if row not in known]:
         raise ConfigError("rows", unknown[0], f"must be one of {', '.join(map(repr, known))}")

@@ -126,7 +126,7 @@ class Report:
         lengths, counts = result["eval_lengths"], dict(zip(COUNTS, result["counts"].tolist(), strict=True))
         updates = counts.pop("updates")
         run.progress.has_data |= counts["transitions_not_finite"] < self.args.rounds * self.args.num_envs
-        samples = updates * own.batch_size if genome.family == "q" else 0  # of PPO the most
+        samples = updates * own.batch_size if genome.family == "q" else 0  # PPO's minibatches may be smaller
         run.progress.record_update(samples, updates)
         run.counters["evaluation_steps"] += int(lengths.sum())
         counts[CUT] = int((lengths >= self.args.eval_max_steps).sum())

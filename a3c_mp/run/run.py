@@ -61,7 +61,7 @@ class Run(RunState):
         self.args, self.algorithm, self.net = args, algorithm, net
         self.exit_reason: str | None = None  # set where the run ends: by a signal, or by `finish`
         self.error: BaseException | None = None  # that ended it
-        self._signalled, self._is_saving = 0.0, False  # when the first signal came
+        self._signalled, self._is_saving = 0.0, False  # when the first signal came; a checkpoint is being written
         self.exit_code, self.failed, self.unsaved, self._finished = 0, False, False, False
         self._makes = not exists(args.runs_dir), not run_dir.has_files(args)
         with run_dir.claim_folder(args, algorithm) as (self.folder, self.lock, note, cleanup):
