@@ -160,6 +160,8 @@ def main() -> int:
     if args.export is not None and (args.window or args.random or args.sampled or args.video is not None):
         fix = "leave --video, --window, --random and --sampled out"
         raise ConfigError("export", args.export, "it plays no game", fix)
+    if args.random and (args.sampled or args.member is not None):
+        raise ConfigError("random", True, "no policy plays", "leave --sampled and --member out")
     run = load_run(args.run, args.member)
     if args.export is not None:
         export_policy(run, args.export)

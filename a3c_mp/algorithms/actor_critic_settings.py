@@ -143,6 +143,6 @@ PPO_PRESETS["PongNoFrameskip-v4"] = PRESETS["PongNoFrameskip-v4"] | {
 }  # fmt: skip
 # A net that sees the ball, and less exploration in the end: one random action late in a game loses it.
 PPO_PRESETS["BreakoutNoFrameskip-v4"] = PRESETS["BreakoutNoFrameskip-v4"] | {
-    "total_steps": 3_200_000, "net": "resnet", "update_epochs": 2, "repeat_fraction": 0.5,
+    "total_steps": 5_000_000, "net": "resnet", "update_epochs": 2, "repeat_fraction": 0.5,
     "entropy_coef_end": 0.001, "entropy_steps": 2_400_000,
 }  # fmt: skip

@@ -30,7 +30,7 @@ class Report(NamedTuple):
     steps: int  # samples in it
     num_episodes: int  # filled rows of `Gradient.episodes`
     is_first: bool  # of its rollout: it comes with rewards, and observations for the statistics
-    finite: bool  # whether gradient, metrics and rollout have no NaN or inf
+    finite: bool  # whether gradient, loss and rollout have no NaN or inf
     metrics: dict[str, float]  # means over the batch, for TensorBoard
 
 

@@ -165,7 +165,7 @@ def batches(
     source, places = (replay.unrolls, replay.add(unrolls)) if replay.capacity else (unrolls, torch.arange(num_unrolls))
     for new in minibatches(num_unrolls, -(-num_unrolls // number), rng, torch.device("cpu")):
         columns = places[new]
-        if replay.capacity and args.batch_unrolls > args.fresh_unrolls:
+        if replay.capacity:
             columns = torch.cat([columns, replay.draw(args.batch_unrolls - len(new), rng)])
         yield select(source, to_device(columns, device))
 

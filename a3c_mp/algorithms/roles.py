@@ -36,7 +36,7 @@ from a3c_mp.task.limits import STRANGERS
 from a3c_mp.task.node import Node
 from a3c_mp.task.parallel import Role, join_nodes, start_nodes
 from a3c_mp.task.router import UNFIT, Spoke
-from a3c_mp.task.wire import FINISH, MAX_TENSOR, STARTED, WireError
+from a3c_mp.task.wire import FINISH, MAX_TENSOR, MAX_TENSORS, STARTED, WireError
 
 
 def run_task(
@@ -94,6 +94,9 @@ def check_message_sizes(args: RoleArgs, made: Setup) -> None:
     if args.listen is not None and (size := sum(sizes)) > MAX_TENSOR:
         why = f"its weights have {size:,} bytes, a message between nodes may have {MAX_TENSOR:,}"
         raise ConfigError("net", args.net, why, "use a smaller one, smaller observations, or no --listen")
+    if args.eval_every and not args.standalone and len(sizes) > MAX_TENSORS:
+        why = f"it has {len(sizes):,} tensors, a message to the evaluator may have {MAX_TENSORS:,}"
+        raise ConfigError("net", args.net, why, "use a smaller one, --standalone or --eval-every 0")
     if args.eval_every and not args.standalone and (size := max(sizes)) > MAX_TENSOR:
         why = f"one of its layers has {size:,} bytes, a message to the evaluator may have {MAX_TENSOR:,}"
         raise ConfigError("net", args.net, why, "use a smaller one, --frame-size 84, --standalone or --eval-every 0")

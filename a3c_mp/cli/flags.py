@@ -90,12 +90,14 @@ RULES = (
     Rule("entropy-steps", "entropy_coef_end", lambda end: end is not None, "add --entropy-coef-end"),
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),
     Rule("eval-episodes eval-max-steps", "eval_every", bool, "add --eval-every"),
+    Rule("confirm-episodes", "stop_return", lambda goal: goal is not None, "add --stop-return"),
+    Rule("placement", "address", bool, "add --address"),
     Rule("replay-size", "replay_proportion", bool, "raise --replay-proportion"),
     Rule("importance-exponent", "priority_exponent", bool, "raise --priority-exponent"),
     Rule("blocks-per-actor prefetch", "deterministic", lambda ordered: not ordered, "leave out --deterministic"),
     Rule("tournament-size parameter-noise mutate-none mutate-architecture", "evolve", bool, "leave out --no-evolve"),
     Rule("mutate-parameters mutate-activation mutate-hyperparameters", "evolve", bool, "leave out --no-evolve"),
-    Rule("resample grow-factor shrink-factor new-layer remove-layer", "evolve", bool, "leave out --no-evolve"),
+    Rule("elitism resample grow-factor shrink-factor new-layer remove-layer", "evolve", bool, "leave out --no-evolve"),
     Rule("max-restarts hang-seconds", "standalone", lambda alone: not alone, "leave out --standalone"),
 )
 OF_A_JOINED_NODE = {

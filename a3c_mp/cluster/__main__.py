@@ -65,8 +65,9 @@ def head(args: argparse.Namespace) -> int:
     host = check_host(args.host or LOOPBACK_HOST)
     cluster = ClusterAddress(f"{host}:{args.port}", str(find_token(args.token_file, make=True)))
     check_port("port", cluster.address, host, args.port, "choose another --port, or --host")
-    text = f"head of a cluster at ADDRESS; its token is in {cluster.token_file}\non other machines: "
-    text += "python -m a3c_mp.cluster join ADDRESS --token-file FILE"
+    text = f"head of a cluster at ADDRESS; its token is in {cluster.token_file}\n"
+    join_it = "on other machines: python -m a3c_mp.cluster join ADDRESS --token-file FILE"
+    text += "for this machine alone (without --host)" if host == LOOPBACK_HOST else join_it
     return run_node(args, cluster, host, ["--head", f"--port={args.port}", "--include-dashboard=false"], text)
 
 

@@ -111,10 +111,7 @@ class RolloutCollector(Collector):
 
     def state_fields(self, rollout: Rollout) -> dict[str, Any]:
         """The state after a rollout, for `ResumeStates.write`."""
-        empty = self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)
-        return self.game_fields(self.to_env(rollout.action.numpy()), rollout.done) | {
-            "logits": self.logits,
-            "value": self.value,
-            "lstm_state_before": self.lstm_state_before[0] if self.lstm_state_before else empty,
-            "lstm_state": self.lstm_state[0] if self.lstm_state_before else empty,
-        }
+        empty = [self.obs.new_zeros((self.env.num_envs, 0), dtype=torch.float32)]
+        before, after = self.lstm_state_before or empty, self.lstm_state or empty
+        acting = {"logits": self.logits, "value": self.value, "lstm_state_before": before[0], "lstm_state": after[0]}
+        return self.game_fields(self.to_env(rollout.action.numpy()), rollout.done) | acting

@@ -1,5 +1,6 @@
 """Transition collection for replay (chapter 3): transitions go to the actor's shard, episode statistics to a slot."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +54,7 @@ class TransitionCollector(Collector):
             next_obs, reward, terminated, truncated, infos = self.env.step(given)
             final_obs, final_mask = infos["final_obs"] if truncated.any() else None, infos.get("final_mask")
             step = EnvStep(
-                self.obs, action, np.sign(reward) if self.args.reward_clip else reward, terminated, truncated, q, value,
+                self.obs, action, clip(reward) if self.args.reward_clip else reward, terminated, truncated, q, value,
                 final_obs=final_obs,
                 final_value=None if final_obs is None else policy.value(final_obs, final_mask),
                 life_lost=infos.get("life_lost") if self.args.life_loss_terminal else None,
@@ -70,6 +71,11 @@ class TransitionCollector(Collector):
         """The state after a block, for `ResumeStates.write`."""
         games = self.game_fields(np.stack(self.actions), block["done"])
         return {**games, **self.writer.fields(), **self.policy.fields()}
+
+
+def clip(reward: np.ndarray) -> np.ndarray:
+    """The sign of rewards; NaN of infinite ones, too, which are not to be learned from."""
+    return np.where(np.isfinite(reward), np.sign(reward), np.float32(math.nan))
 
 
 def block_spec(block_length: int, num_envs: int) -> Spec:

@@ -14,6 +14,7 @@ from a3c_mp.algorithms.apex import NORM_PERIOD, ladder, stacked_frames
 from a3c_mp.algorithms.apex_settings import ReplayArgs
 from a3c_mp.config import Count
 from a3c_mp.data.rollout import write_step
+from a3c_mp.data.transitions import clip
 from a3c_mp.errors import ConfigError
 from a3c_mp.nets.precision import autocast
 from a3c_mp.population import settings
@@ -123,7 +124,7 @@ class Generation(MemberGeneration):
                 final_mask = np.where(done[:, None], infos["final_mask"], final_mask)
         unknown = np.zeros(len(q), np.float32)  # values would give priorities, which uniform sampling does not need
         life_lost = infos.get("life_lost") if self.args.life_loss_terminal else None
-        learned = np.sign(reward) if self.args.reward_clip else reward
+        learned = clip(reward) if self.args.reward_clip else reward
         step = EnvStep(obs, action, learned, terminated, truncated, unknown, unknown, final_obs, unknown)
         self.writer.step(step._replace(life_lost=life_lost, mask=mask, final_mask=final_mask))
         self.replay.ingest(self.place)

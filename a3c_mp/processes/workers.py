@@ -166,7 +166,7 @@ class WorkerChannel(Closing):
 
     def not_restored(self, reason: str) -> None:
         """Report that the worker cannot continue from `restored`, and what it does instead."""
-        self.result_pipe.send((NOT_RESTORED, reason))
+        self.result_pipe.send((NOT_RESTORED, reason[: MAX_MESSAGE // 5]))  # a character has at most 4 bytes
 
     def beat(self) -> None:
         """Count a heartbeat; called at least once for each step of each environment."""

@@ -97,13 +97,12 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
     try:
         manifest = json.loads(path.with_suffix(".json").read_text())
         with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             if why := format_error(path, manifest["format"]):
                 raise CheckpointError(why)
             for name, wanted in {"algorithm": algorithm, "env_id": env_id}.items():
                 if manifest[name] != wanted:
                     raise CheckpointError(f"{path} was made with {name} {manifest[name]}, not {wanted}")
-            if manifest["sha256"] != sha256:
+            if manifest["sha256"] != hashlib.file_digest(file, "sha256").hexdigest():
                 raise CheckpointError(f"{path} is damaged: its SHA-256 differs from its manifest")
             opened = f"/proc/self/fd/{file.fileno()}"  # torch maps no file whose name is not UTF-8
             state = torch.load(opened, map_location="cpu", weights_only=True, mmap=True)

@@ -45,7 +45,7 @@ class Evaluator(Protocol):
 
     def start(self, net: nn.Module) -> None: ...  # a net on the CPU, which does not change until the games are returned
     def poll(self) -> PlayedGames | None: ...  # None until they are played
-    def wait(self, seconds: float) -> PlayedGames | None: ...  # None after that time, or if a signal ends the wait
+    def wait(self, seconds: float) -> PlayedGames | None: ...  # None after that time, or at the end of a run
     def close(self) -> None: ...
 
 
@@ -86,8 +86,8 @@ class Evaluations:
     def end_round(self, steps: int) -> bool:
         """Record a result that has arrived, and start the next evaluation when it is due; called after each round.
 
-        Returns False if a signal has ended the wait for a result: then the round is not complete. Raises WorkerError if
-        the evaluator has failed for good, and with `--stop-eval-return` the run cannot go on.
+        Returns False if a signal or the end of the time ended the wait for a result: then the round is not complete.
+        Raises WorkerError if the evaluator has failed for good, and with `--stop-eval-return` the run cannot go on.
         """
         if self.has_failed or self.evaluator is None:
             return True

@@ -68,10 +68,11 @@ def check_settings(args: CommonArgs) -> None:
 
 def check_limits(args: CommonArgs, net: nn.Module | None = None) -> None:
     """Raise ConfigError if free memory or open files do not suffice for the processes of a run."""
-    others = args.local_learners - 1 + (args.eval_every > 0)
-    check_processes(args.local_actors, others, args.actors_flag)
+    is_alone = vars(args).get("standalone", False)  # its collectors and evaluator are in this process
+    actors, others = (0, 0) if is_alone else (args.local_actors, args.local_learners - 1 + (args.eval_every > 0))
+    check_processes(actors, others, args.actors_flag)
     if net is not None and args.env_id in FOUND:
-        check_memory(args, net, (args.local_actors + others) * ACTOR_BYTES)
+        check_memory(args, net, (actors + others) * ACTOR_BYTES)
 
 
 def check_memory(args: CommonArgs, net: nn.Module, besides: int = 0) -> None:

@@ -64,18 +64,18 @@ class Run(RunState):
         self._signalled, self._is_saving = 0.0, False  # when the first signal came; a checkpoint is being written
         self.exit_code, self.failed, self.unsaved, self._finished = 0, False, False, False
         self._makes = not exists(args.runs_dir), not run_dir.has_files(args)
+        self.progress = Progress(args)
+        if args.eval_every:  # before there is a folder: a net of the user's own may be refused
+            self.progress.evals.attach(self)
+            if not args.evaluates_elsewhere:
+                from a3c_mp.run import evaluate  # here, as most runs are not evaluated
+
+                self.progress.evals.evaluator = evaluate.EvaluatorProcess(self, make_policy or evaluate.make_policy)
         with run_dir.claim_folder(args, algorithm) as (self.folder, self.lock, note, cleanup):
             self.log = open_log(self.folder)
             cleanup.callback(close_log, self.log)  # here if there is an error
             if note:
                 self.log.warning(note)
-            self.progress = Progress(args)
-            if args.eval_every:
-                self.progress.evals.attach(self)
-                if not args.evaluates_elsewhere:
-                    from a3c_mp.run import evaluate  # here, as most runs are not evaluated
-
-                    self.progress.evals.evaluator = evaluate.EvaluatorProcess(self, make_policy or evaluate.make_policy)
             self.checkpointer = Checkpointer(self, optimizer, extra or {})
             if args.resume is not None:
                 refuse_ended(self.folder, self.progress)
@@ -94,12 +94,11 @@ class Run(RunState):
 
     def __enter__(self) -> Self:
         raise_received()
+        for signum in {*SIGNALS} - IGNORED_AT_START if threading.current_thread() is threading.main_thread() else ():
+            old = signal.signal(signum, self._on_signal)  # nohup ignores SIGHUP
+            self._cleanup.callback(signal.signal, signum, signal.SIG_DFL if old is None else old)
         (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
-        self.metrics.open()
-        for signum in SIGNALS if threading.current_thread() is threading.main_thread() else ():
-            if signum not in IGNORED_AT_START:  # nohup ignores SIGHUP
-                old = signal.signal(signum, self._on_signal)
-                self._cleanup.callback(signal.signal, signum, signal.SIG_DFL if old is None else old)
+        self.metrics.open()  # a tracker may take long: a signal meanwhile ends the run with a checkpoint
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         if signal.SIGINT in IGNORED_AT_START:
             self.log.info("SIGINT is ignored, as whatever started this asked for it; SIGTERM ends the run")
@@ -182,11 +181,10 @@ class Run(RunState):
         self.metrics.close_files()
         prints.settle()
         self.metrics.display.close()
-        is_kept = not isinstance(error, ConfigError) or self.steps or self.args.resume is not None
-        for level, line in end_lines(self, error) if is_kept else ():
+        for level, line in end_lines(self, error) if self._is_kept else ():
             self.log.log(level, line)
         console.drain()
-        if not is_kept:  # nothing was learned: a new folder would be in the way of another start
+        if not self._is_kept:  # nothing was learned: a new folder would be in the way of another start
             run_dir.discard_folder(self.folder, self.lock, *self._makes)
         self._cleanup.close()
         return isinstance(error, A3CError) and not isinstance(error, ConfigError)  # others keep their traceback
@@ -203,6 +201,7 @@ class Run(RunState):
             # A signal, or the end of the time, has ended only the wait.
             self.exit_reason = "solved" if self.progress.stop_reason() == "solved" else reason
         self._finished, self.error = True, error
+        self._is_kept = not isinstance(error, ConfigError) or self.steps > 0 or self.args.resume is not None
         self.progress.record_solved()
         if error is not None:  # what was due before it happened; time may have run out because of it
             self.exit_reason = self.exit_reason or self._reason_to_stop
@@ -217,8 +216,9 @@ class Run(RunState):
         self.exit_reason = self.exit_reason or self.progress.stop_reason()
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:
-            self.log.warning("steps since the last round are not saved: --deterministic saves after whole rounds")
-        elif self.checkpointer.saved_steps != self.steps:
+            since = f" since {self.checkpointer.newest.stem}" if self.checkpointer.newest else ""
+            self.log.warning(f"steps{since} are not saved: --deterministic saves after whole rounds")
+        elif self._is_kept and self.checkpointer.saved_steps != self.steps:
             self._attempt("checkpoint", self.save)
             self.unsaved = self.checkpointer.saved_steps != self.steps
             self.exit_code = 1 if self.unsaved else self.exit_code

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import fcntl
 import json
+import math
 import os
 import platform
 import re
@@ -95,8 +96,10 @@ def check_owned(folder: Path, lock: TextIO) -> None:
 
 
 def write_summary(folder: Path, lock: TextIO, summary: dict[str, Any]) -> None:
+    """Write `summary.json`; figures that are not finite, which JSON does not have, become null."""
     check_owned(folder, lock)
-    write_json(folder / "summary.json", summary)
+    lost = [name for name, value in summary.items() if isinstance(value, float) and not math.isfinite(value)]
+    write_json(folder / "summary.json", summary | dict.fromkeys(lost))
 
 
 def has_files(args: CommonArgs) -> bool:

@@ -142,6 +142,6 @@ def test_a_signal_ends_the_wait_of_a_deterministic_run_for_its_evaluation(script
     assert (done.code, done.summary["exit_reason"]) == (143, "SIGTERM")
     assert "Traceback" not in done.out + done.err
     assert "restart" not in done.out
-    assert "steps since the last round are not saved" in done.out
+    assert "steps since step_000000000192 are not saved" in done.out
     assert (done.state["steps"], done.summary["steps"]) == (192, 224)
     assert not still_alive(family)

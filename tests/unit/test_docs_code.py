@@ -35,7 +35,7 @@ def blocks(page, language):
 
 
 ELSEWHERE = {"apt", ".", "cd", "cp", "echo", "exit", "export", "git", "mkdir", "nft", "nvidia-cuda-mps-control",
-             "scontrol", "test"}  # fmt: skip
+             "scontrol", "test", "wandb"}  # fmt: skip
 """programs that are not of this project"""
 
 
