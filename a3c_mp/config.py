@@ -84,7 +84,7 @@ class CommonArgs:
     total_steps: Count = 10_000_000
     """total timesteps: stop after this many agent steps, over all actors"""
     stop_return: float | None = None
-    """early stopping: solved when the mean return of 100 games (at least 20) reaches this; None: run to the end"""
+    """early stopping: solved when the mean return of the last 100 games (20 suffice) reaches this; None: to the end"""
     eval_every: Annotated[int, Between(0)] = 0
     """evaluation interval (agent steps): a process beside the training plays whole games, greedily; 0: no evaluation"""
     eval_episodes: Annotated[int, Between(1, 10_000)] = 20
@@ -102,7 +102,7 @@ class CommonArgs:
     runs_dir: Path = Path("runs")
     """folder for run folders: checkpoints, logs, TensorBoard events"""
     resume: Path | None = None
-    """run folder to continue from its newest checkpoint, with its environment and settings; flags change these"""
+    """run folder to continue from its newest checkpoint, in its environment, with its settings; flags override them"""
     resume_or_start: bool = False
     """continue the run --run-name if it has a checkpoint, else start it: one command for schedulers that repeat jobs"""
     checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0

@@ -1,5 +1,4 @@
-"""TD3 (Fujimoto et al. 2018): DDPG with two critics, smoothed targets, and a policy that learns in
-every second update (`--policy-delay`).
+"""TD3 (Fujimoto et al. 2018): DDPG with two critics, smoothed targets and delayed policy updates.
 
 A module of the same functions as `ddpg`. The policy follows the first critic, whose errors are the priorities, too.
 """

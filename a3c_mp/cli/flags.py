@@ -118,7 +118,9 @@ def check_unused(args: Any, given: Collection[str]) -> None:
     for name, rule in unused(settings).items():
         if name in given and settings[name]:  # 0 turns something off
             flag = flag_name(name)
-            why = f"{' '.join(as_flag(rule.setting, settings[rule.setting]))} does not use it"
+            why = "it has no effect"
+            if (other := settings[rule.setting]) is not None:
+                why = f"{' '.join(as_flag(rule.setting, other))} does not use it"
             raise ConfigError(flag, settings[name], why, f"{rule.fix}, or leave out --{flag}")
     if "explore_envs" in given and settings["explore_envs"] and not args.explorers:
         why = f"that is none of {args.num_envs} environments"

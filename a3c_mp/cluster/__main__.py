@@ -67,7 +67,7 @@ def head(args: argparse.Namespace) -> int:
     check_port("port", cluster.address, host, args.port, "choose another --port, or --host")
     text = f"head of a cluster at ADDRESS; its token is in {cluster.token_file}\n"
     join_it = "on other machines: python -m a3c_mp.cluster join ADDRESS --token-file FILE"
-    text += "for this machine alone (without --host)" if host == LOOPBACK_HOST else join_it
+    text += "other machines can join with --host ADDRESS only" if host == LOOPBACK_HOST else join_it
     return run_node(args, cluster, host, ["--head", f"--port={args.port}", "--include-dashboard=false"], text)
 
 

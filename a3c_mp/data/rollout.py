@@ -63,8 +63,8 @@ class Rollout(NamedTuple):
 class InfoField(NamedTuple):
     """A field that a chapter adds to its rollouts: what `infos` of each step says under the field's name.
 
-    Place t has what the step that led to obs[t+1] said, the last one of an episode too (on Atari, what the next game's
-    first screen has); what `reset` says is left out.
+    Place t has what the step that led to obs[t+1] said, at the end of an episode too; what `reset` says is left out.
+    On Atari the last step of an episode has the values of the next one's first screen.
     Where `infos` does not have it, or None, 0.
     """
 

@@ -94,11 +94,11 @@ class Run(RunState):
 
     def __enter__(self) -> Self:
         raise_received()
+        self.metrics.open()  # a tracker may take long: until it has logged in, a signal ends the process at once
+        (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
         for signum in {*SIGNALS} - IGNORED_AT_START if threading.current_thread() is threading.main_thread() else ():
             old = signal.signal(signum, self._on_signal)  # nohup ignores SIGHUP
             self._cleanup.callback(signal.signal, signum, signal.SIG_DFL if old is None else old)
-        (self.folder / "summary.json").unlink(missing_ok=True)  # of an earlier start
-        self.metrics.open()  # a tracker may take long: a signal meanwhile ends the run with a checkpoint
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         if signal.SIGINT in IGNORED_AT_START:
             self.log.info("SIGINT is ignored, as whatever started this asked for it; SIGTERM ends the run")

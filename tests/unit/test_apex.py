@@ -298,7 +298,7 @@ def test_a_run_that_ends_before_its_first_update_says_so_at_the_start(total, ste
 
 @pytest.mark.parametrize("reward_clip", [False, True])
 def test_the_replay_has_rewards_clipped_and_not_scaled_and_the_message_has_them_raw(reward_clip):
-    rewards, seen = np.array([-7.0, 0.0]), []
+    rewards, seen = np.array([-7.0, math.inf]), []
     args = replace(ARGS, num_envs=2, reward_clip=reward_clip)
     no = np.zeros(2, bool)
     env = SimpleNamespace(mask=None, step=lambda action: (np.zeros((2, 3)), rewards, no, no, {}))
@@ -311,8 +311,8 @@ def test_the_replay_has_rewards_clipped_and_not_scaled_and_the_message_has_them_
     collector.writer, collector.stats = SimpleNamespace(step=lambda step: seen.append(step.reward)), EpisodeStats(2)
     block = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in block_spec(3, 2).items()}
     collector.collect(block)
-    assert np.array(seen).tolist() == [[-1.0, 0.0] if reward_clip else [-7.0, 0.0]] * 3
-    assert block["reward"].tolist() == [[-7.0, 0.0]] * 3
+    np.testing.assert_array_equal(seen, [[-1.0, math.nan] if reward_clip else [-7.0, math.inf]] * 3)  # NaN: not sampled
+    assert block["reward"].tolist() == [[-7.0, math.inf]] * 3
 
 
 @pytest.mark.parametrize(("n_step", "block_length", "patience"), [(3, 4, 5), (5, 4, 6), (20, 4, 9), (5, 1, 9)])

@@ -170,6 +170,9 @@ a3c_grad | --env-id Pendulum-v1 --explore-envs 0.5 | explore-envs=0.5: it repeat
 impala | --noise-steps 16 | noise-steps=16: it is for continuous actions, those of CartPole-v1 are discret
 apex_dqn | --act-on cuda | act-on=cuda: the net is not on a GPU; give --cuda too, or use auto
 impala | --mean-limit 1 | mean-limit=1.0: it is for continuous actions, those of CartPole-v1 are discret
+population_dqn | --no-evolve --elitism | elitism=True: --no-evolve does not use it; leave out --no-evolve
+population_dqn | --stop-return none --confirm-episodes 9 | confirm-episodes=9: it has no effect; add --stop-return
+ray_dqn | --placement spread | placement=spread: it has no effect; add --address
 population_dqn | --no-evolve --resample 1 | resample=1.0: --no-evolve does not use it; leave out --no-evolve
 task | --standalone --hang-seconds 60 | hang-seconds=60.0: --standalone does not use it; leave out --standal
 population_ppo | --num-envs 4 --unroll-length 4 --batch-size 17 | batch-size=17: a rollout has only 4 * 4 samples; lowe
@@ -451,6 +454,12 @@ def test_a_net_that_is_too_large_for_a_message_is_refused_before_others_join(ref
     assert line.startswith("error: net=nature: its weights have 539,700 bytes"), line
 
 
+def test_a_net_of_too_many_tensors_for_the_evaluator_is_refused(refused, monkeypatch):
+    monkeypatch.setattr("a3c_mp.algorithms.roles.MAX_TENSORS", 8)
+    line = refused(train_task.main, ["--env-id", "CartPole-v1", "--eval-every", "1000"])
+    assert " tensors, a message to the evaluator may have 8" in line, line
+
+
 # ---- folders
 
 NAMES = {
@@ -566,6 +575,8 @@ play | old/impala/checkpoints/step_5.pt   | step_5.json
 play | RUN --export x.onnx --video x.mp4  | export=x.onnx: it plays no game; leave --video, --window, --random and --s
 play | RUN --export x.onnx --sampled      | export=x.onnx: it plays no game
 play | RUN --export x.onnx --random       | export=x.onnx: it plays no game
+play | RUN --random --sampled             | random=True: no policy plays; leave --sampled and --member out
+play | RUN --random --member 1            | random=True: no policy plays
 play | RUN --window                       | window=True: this machine has no screen; use --video game.mp4
 play | policy.safetensors                 | run=policy.safetensors: No such file
 play | x.safetensors --member 1           | member=1: x.safetensors has one net; leave it out

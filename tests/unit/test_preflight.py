@@ -157,6 +157,8 @@ def test_every_process_besides_the_first_learner_takes_memory(num_learners, eval
     monkeypatch.setattr(limits, "free_memory", lambda: needed - 2**20)
     with pytest.raises(ConfigError, match=f"num-actors=6: that takes {needed // 2**20:,} MiB of memory at least"):
         check_limits(args)
+    args.standalone = True  # no process but the learner
+    check_limits(args)
 
 
 # ---- where actors act
