@@ -5,12 +5,14 @@ import errno
 import importlib
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -53,9 +55,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     except SystemExit as error:
         code = error.code
     except BaseException as error:
-        if isinstance(error, BrokenPipeError) and not (
-            sys.stdout.closed or flush(sys.stdout)
-        ):  # as in `python play.py ... | head -1`
+        if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):  # as in `python play.py ... | head -1`
             end_process(128 + signal.SIGPIPE, threads)
         report = partial(sys.excepthook, type(error), error, error.__traceback__)
         if isinstance(error, OSError) and error.errno in FULL:
@@ -133,6 +133,14 @@ def flush(stream: TextIO) -> bool:
         discard_output(stream)  # else it would change the exit code
         return False
     return True
+
+
+def is_unread(stream: TextIO) -> bool:
+    """Whether the reader of a pipe has gone; the write that has failed may have left nothing to flush."""
+    poll = select.poll()
+    with suppress(OSError, ValueError):  # it is no file, or closed
+        poll.register(stream.fileno(), 0)
+    return not stream.closed and (not flush(stream) or any(event & select.POLLERR for _, event in poll.poll(0)))
 
 
 def end_others(own_threads: Collection[threading.Thread]) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import re
 import signal
 import sys
@@ -116,6 +117,12 @@ def test_output_that_nobody_reads_ends_a_script_without_a_traceback(monkeypatch,
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys, "stdout", Output(lambda: None))
     assert run(raises(BrokenPipeError(errno.EPIPE, "of a socket"))) == 1
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as unread:  # the failed write has left nothing to flush
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert run(raises(BrokenPipeError(errno.EPIPE, "not yet closed"))) == 1
+        os.close(reader)
+        assert run(raises(BrokenPipeError(errno.EPIPE, "closed"))) == 128 + signal.SIGPIPE
 
 
 def test_signals_that_an_environment_ignores_end_a_script_that_was_not_started_so(monkeypatch):
