@@ -66,8 +66,10 @@ def head(args: argparse.Namespace) -> int:
     cluster = ClusterAddress(f"{host}:{args.port}", str(find_token(args.token_file, make=True)))
     check_port("port", cluster.address, host, args.port, "choose another --port, or --host")
     text = f"head of a cluster at ADDRESS; its token is in {cluster.token_file}\n"
-    join_it = "on other machines: python -m a3c_mp.cluster join ADDRESS --token-file FILE"
-    text += "other machines can join with --host ADDRESS only" if host == LOOPBACK_HOST else join_it
+    if host == LOOPBACK_HOST:
+        text += "start it with --host HOST if other machines are to join"
+    else:
+        text += "on other machines: python -m a3c_mp.cluster join ADDRESS --token-file FILE"
     return run_node(args, cluster, host, ["--head", f"--port={args.port}", "--include-dashboard=false"], text)
 
 
