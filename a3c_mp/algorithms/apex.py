@@ -16,6 +16,7 @@ from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.transitions import block_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.return_stats import ReturnStats
+from a3c_mp.maths.schedules import linear
 from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import GIB, Slots, free_memory
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, writer_state_spec
@@ -46,6 +47,15 @@ def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
     """
     target, online = ([*dict.fromkeys(each.state_dict(keep_vars=True).values())] for each in (target_net, net))
     torch._foreach_lerp_(target, online, rate)
+
+
+def set_learning_rates(args: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Set the learning rates after `steps` of a run, if they change: those of DDPG and TD3 in the same proportion."""
+    if args.learning_rate_end is not None:
+        end = args.learning_rate_end / (args.learning_rate or 1.0)  # of what they are at first
+        rates = args.learning_rate, args.policy_learning_rate
+        for group, rate in zip(optimizer.param_groups, rates, strict=False):  # DQN has one group
+            group["lr"] = rate * linear(1.0, end, steps, args.total_steps)
 
 
 class RateLimiter:
@@ -162,6 +172,7 @@ class ApexSetup(Setup):
             while filled := learner.take():
                 stats = self.ingest(learner, filled)
                 recorded = learner.record(filled, stats, self.replay.size)
+                set_learning_rates(learner.args, learner.optimizer, learner.steps)
                 self.limiter.insert(sum(block.steps for block in stats), recorded.replay_sizes)
                 updates = learner.updates
                 for batch in self.limiter.allowed(batches, learner.run):

@@ -112,7 +112,7 @@ def settings_parts(args: CommonArgs) -> list[str]:
             running = settings["reward_scale"] is None
             changes.append("by the deviation of returns" if running else f"x {settings['reward_scale']:g}")
         parts.append(f"rewards {' '.join(changes) or 'as they are'}")
-    if "learning_rate" in settings and "learning_rate_end" not in settings:
+    if "learning_rate" in settings and settings.get("learning_rate_end") is None:
         parts.append(f"lr {settings['learning_rate']:g}")
     for name, field, during in ("lr", "learning_rate", "anneal_steps"), ("entropy", "entropy_coef", "entropy_steps"):
         if (end := settings.get(f"{field}_end")) is not None and field in settings:
