@@ -143,9 +143,13 @@ def continued(path: Path, new: Result) -> Result:
 def identity(result: Result) -> Result:
     """What all starts of a benchmark that share a file have in common."""
     flags = {name: value for name, value in result["bench"].items() if name not in MAY_CHANGE}
+    given = {  # a setting that came later is missing in older files; None is what does without it
+        row: {name: value for name, value in settings.items() if value is not None}
+        for row, settings in result["settings"].items()
+    }
     return {
         "kind": result["kind"],
-        "settings": result["settings"],
+        "settings": given,
         "machine": result["machine"]["name"],
         "versions": [result.get("versions"), result.get("peer_versions")],  # the oldest files have none
         "flags": flags,

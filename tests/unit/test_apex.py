@@ -171,6 +171,19 @@ def test_the_policy_learns_with_every_second_update_of_td3s_critics(name, delay,
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("end", "steps", "share"), [(None, 50, 1.0), (5e-4, 50, 0.75), (5e-4, 200, 0.5), (0.0, 99, 0.01)]
+)
+def test_the_learning_rates_of_values_and_policy_fall_in_the_same_proportion(name, end, steps, share):
+    algo, _, _, (net, _) = a_case(name)
+    args = replace(ARGS, learning_rate=1e-3, policy_learning_rate=1e-4, total_steps=100, learning_rate_end=end)
+    optimizer = algo.make_optimizer(args, net)
+    apex.set_learning_rates(args, optimizer, steps)
+    rates = [1e-3, 1e-4][: len(optimizer.param_groups)]
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([share * rate for rate in rates])
+
+
+@BOTH
 def test_a_step_anneals_the_importance_exponent_and_makes_priorities_of_td_errors(name, monkeypatch):
     _, _, batch, nets = a_case(name)
     learner, exponents = a_learner(name, nets, importance_exponent=0.4), []

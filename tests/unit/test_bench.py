@@ -106,7 +106,7 @@ def test_a_benchmark_goes_on_where_it_was_interrupted(tmp_path):
     assert plan == [("a", 1), ("b", 1), ("b", 2), ("a", 2)], "every second round goes backwards"
     with pytest.raises(SystemExit):
         records.measure(*begin(path), plan, run, lambda result: "")
-    _, result = begin(path, bench={"seeds": 3})
+    _, result = begin(path, bench={"seeds": 3}, default={"seed": 1, "of_newer_code": None})
     assert [(each["row"], each["seed"], each["sps"]) for each in result["runs"]] == [("a", 1, 1.0), ("b", 1, 1.0)]
     assert {"commit", "date", "machine", "versions", "load_at_start", "settings"} <= result.keys()
     assert "runs_dir" not in result["bench"], "folders of one machine are not recorded"

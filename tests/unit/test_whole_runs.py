@@ -106,6 +106,14 @@ def test_the_learning_rate_follows_the_steps_before_each_rollout(run_inline, mon
     assert [event.value for event in curve] == pytest.approx([1e-4 + 9e-4 * share for share in left])
 
 
+def test_the_learning_rate_of_chapter_3_follows_the_steps(run_inline, monkeypatch):
+    monkeypatch.setattr(metrics, "FLUSH_SECONDS", 0.0)
+    schedule = ["--learning-rate", "1e-3", "--learning-rate-end", "1e-4"]
+    curve = scalars(run_inline.train(APEX_DQN, "--total-steps", "640", *schedule).folder)["charts/learning_rate"]
+    assert curve[-1].step == 640
+    assert [event.value for event in curve] == pytest.approx([1e-3 - 9e-4 * event.step / 640 for event in curve])
+
+
 @pytest.mark.parametrize("chapter", [A3C_DATA, APEX_DQN, IMPALA], ids=row_id)
 def test_an_error_in_the_learning_ends_the_round_without_what_follows_it(run_inline, monkeypatch, chapter):
     """The checkpoint has the weights so far, and no thread draws from the replay while it is saved."""
