@@ -50,12 +50,11 @@ def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
 
 
 def set_learning_rates(args: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Set the learning rates after `steps` of a run, if they change: those of DDPG and TD3 in the same proportion."""
+    """Set the learning rates after `steps` of a run, annealed linearly: those of critics and policy in proportion."""
     if args.learning_rate_end is not None:
-        end = args.learning_rate_end / (args.learning_rate or 1.0)  # of what they are at first
-        rates = args.learning_rate, args.policy_learning_rate
-        for group, rate in zip(optimizer.param_groups, rates, strict=False):  # DQN has one group
-            group["lr"] = rate * linear(1.0, end, steps, args.total_steps)
+        share = linear(1.0, args.learning_rate_end / args.learning_rate, steps, args.total_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = share * group.setdefault("initial_lr", group["lr"])
 
 
 class RateLimiter:
@@ -226,7 +225,7 @@ class ApexSetup(Setup):
 
 
 def check_sizes(args: Args) -> None:
-    """Raise ConfigError for sizes of the replay that are inconsistent."""
+    """Raise ConfigError for sizes of the replay, or learning rates, that are inconsistent."""
     if args.save_replay and args.num_learners > 1:
         why = "checkpoints hold the replay of one learner, the others would start with an empty one"
         raise ConfigError("save-replay", args.save_replay, why, "leave it out, or use --num-learners 1")
@@ -234,6 +233,9 @@ def check_sizes(args: Args) -> None:
     if rows < least:
         why = f"each of {args.num_actors} * {args.num_envs} environments has {rows} steps in it, {least} are needed"
         raise ConfigError("replay-size", args.replay_size, why, "raise it, or lower --num-envs or --block-length")
+    if args.learning_rate_end is not None and not args.learning_rate:
+        why, fix = "a learning rate of 0 stays 0", "raise --learning-rate"
+        raise ConfigError("learning-rate-end", args.learning_rate_end, why, fix)
     why = f"the replay has room for {args.replay_size}"
     if args.batch_size > args.replay_size:
         raise ConfigError("batch-size", args.batch_size, why, "lower it, or raise --replay-size")

@@ -187,6 +187,7 @@ a3c_data | --n-step 8 | n-step=8: --returns=gae does not use it; add --returns n
 impala | --optimizer rmsprop --adam-eps 1e-3 | adam-eps=0.001: --optimizer=rmsprop does not use it; use --rmsprop-eps
 a3c_data | --num-envs 3 --explore-envs 0.15 | explore-envs=0.15: that is none of 3 environments; raise it or --num-envs
 a3c_grad | --sync --grads-per-step 5 | grads-per-step=5:
+apex_dqn | --learning-rate 0 --learning-rate-end 1e-4 | learning-rate-end=0.0001: a learning rate of 0
 apex_dqn | --replay-size 100 --learning-starts 9 | replay-size=100: each of
 apex_ddpg | --env-id CartPole-v1 | env-id=CartPole-v1: its actions are Disc
 apex_dqn | --env-id Pendulum-v1 | env-id=Pendulum-v1: its actions are Box(

@@ -202,6 +202,7 @@ def test_the_log_says_which_learning_rate_a_run_ends_with_and_where_rewards_are_
     args = PPOArgs(total_steps=total_steps, learning_rate_end=5e-5, anneal_steps=75)
     assert settings_parts(args) == ["rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)", text]
     assert settings_parts(replace(args, anneal_steps=0))[-1] == "lr 0.0005 -> 5e-05"
+    assert settings_parts(ApexArgs())[-1] == "lr 0.00025"
     own = SimpleNamespace(learning_rate=1e-3, learning_rate_end=1e-4, entropy_coef_end=0.1, total_steps=100)
     assert settings_parts(own) == ["lr 0.001 -> 0.0001"], "a chapter of one's own may have a part of the settings"
 
