@@ -107,8 +107,8 @@ class Args(ReplayArgs):
     learning_rate: NonNegative = 2.5e-4
     """learning rate; in ddpg and td3 that of the critics"""
     learning_rate_end: NonNegative | None = None
-    """learning rate at total-steps, annealed linearly from learning-rate, in ddpg and td3 a policy's in proportion; None:
-    it stays constant"""
+    """learning rate at total-steps, annealed linearly from learning-rate, in ddpg and td3 a policy's in proportion;
+    None: it stays constant"""
     policy_learning_rate: NonNegative = 1e-4
     """ddpg, td3: learning rate of the policy (actor)"""
     save_replay: bool = False
