@@ -26,7 +26,7 @@ class RayArgs:
     token_file: Path | None = None
     """with --address: the secret of that cluster; default: the one of a node on this machine, in ~/.a3c_mp"""
     insecure_cluster: bool = False
-    """with --address: join a cluster that accepts any token"""
+    """with --address: join a cluster that has no token"""
     trainer_gpus: Fraction = 0.0
     """with --cuda: the GPU of the trainer, or the share of it, that Ray reserves, so that no actor takes it"""
     actor_gpus: Fraction = 0.0
@@ -85,6 +85,9 @@ def check(args: Any) -> None:
         if value and args.address is None:
             why = "it is for a running cluster, and this run starts one of its own"
             raise ConfigError(name, value, why, "add --address, or leave it out")
+    if args.token_file and args.insecure_cluster:
+        why = "a cluster that --insecure-cluster joins has no token"
+        raise ConfigError("token-file", args.token_file, why, "leave one of them out")
     if args.trainer_gpus and not args.cuda:
         raise ConfigError("trainer-gpus", args.trainer_gpus, "its net is on the CPU", "add --cuda, or set it to 0")
     learners = getattr(args, "num_learners", 1)

@@ -104,21 +104,22 @@ def is_open(address: str) -> bool:
     return False
 
 
-def find_cluster(address: str, token_file: Path | None) -> ClusterAddress:
-    """Return address and token of a cluster; `auto` is that of a node on this machine. Raises ConfigError."""
+def find_cluster(address: str, token_file: Path | None, insecure: bool = False) -> ClusterAddress:
+    """Return address and token of a cluster; `auto` is that of a node on this machine. Raises ConfigError.
+
+    One that is `insecure` has no token.
+    """
     saved = read_address() if address == "auto" or token_file is None else None
     if address == "auto" and saved is None:
         why, fix = "this machine has no node of a cluster", "python -m a3c_mp.cluster head, or join HOST:PORT"
         raise ConfigError("address", "auto", why, fix)
     if saved is not None and address in ("auto", saved.address):
         address, token_file = saved.address, token_file or Path(saved.token_file)
-    return ClusterAddress(address, str(find_token(token_file)))
+    return ClusterAddress(address, "" if insecure else str(find_token(token_file)))
 
 
-def check_cluster(
-    cluster: ClusterAddress, insecure: bool = False, needs: Resources | None = None
-) -> list[dict[str, Any]]:
-    """Ask the head of a cluster, twice: with the token, and with a wrong one, which it must refuse unless `insecure`.
+def check_cluster(cluster: ClusterAddress, needs: Resources | None = None) -> list[dict[str, Any]]:
+    """Ask the head of a cluster, twice: with the token, and with a wrong one, which it must refuse if there is one.
 
     Returns its nodes. Raises ConfigError if it does not answer, refuses the token, accepts any, runs other versions, or
     has no place for one actor with such `needs`; prints a warning for versions that may differ, such as the commit.
@@ -131,13 +132,14 @@ def check_cluster(
     with ThreadPoolExecutor() as pool:
         answer, to_stranger = pool.map(partial(_ask, cluster.address), (settings, wrong))
     if _is_refusal(answer):
-        fix = "copy the token file of its head, and give it as --token-file"
-        raise refuse(f"the cluster refuses the token in {cluster.token_file}", fix)
+        what = f"the token in {cluster.token_file}" if cluster.token_file else "who has no token"
+        raise refuse(f"the cluster refuses {what}", "copy the token file of its head, and give it as --token-file")
     if "error" in answer:
         raise refuse(f"the head does not answer ({answer['error'][:200]})", "is it the head of a cluster?")
-    if not _is_refusal(to_stranger) and not insecure:
+    if not _is_refusal(to_stranger) and cluster.token_file:
         why = "the cluster does not clearly refuse a wrong token: anyone may be able to run code on it"
-        raise refuse(why, "start it with python -m a3c_mp.cluster head, or accept it with --insecure-cluster")
+        start = "start it with python -m a3c_mp.cluster head"
+        raise refuse(why, f"{start}, or join it with --insecure-cluster")
     own = labels()
     for node in answer["nodes"]:
         known = {**own, **node["versions"]}  # a node that was started otherwise does not tell its versions

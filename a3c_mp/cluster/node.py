@@ -56,7 +56,7 @@ class ClusterAddress(NamedTuple):
     """Where a running cluster is, and the file of its token."""
 
     address: str  # HOST:PORT of its head
-    token_file: str
+    token_file: str  # "": it has no token
 
 
 def check_installed() -> None:
@@ -77,7 +77,8 @@ def labels() -> dict[str, str]:
 def environment(cluster: ClusterAddress) -> dict[str, str]:
     """Variables of a process that starts or joins a cluster."""
     local = LOOPBACK if cluster.address.rpartition(":")[0] in (LOOPBACK_HOST, "localhost") else {}
-    return {**ENVIRONMENT, **local, "RAY_AUTH_TOKEN_PATH": cluster.token_file}
+    token = {"RAY_AUTH_TOKEN_PATH": cluster.token_file} if cluster.token_file else {"RAY_AUTH_MODE": "disabled"}
+    return {**ENVIRONMENT, **local, **token}
 
 
 def foreign(variables: Mapping[str, str]) -> dict[str, str]:

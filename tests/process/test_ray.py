@@ -6,6 +6,7 @@ A run starts Ray in a folder of its own below /tmp; a cluster's token and note a
 import os
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ from harness import IMPALA, RAY_DQN, RAY_IMPALA, row_id, still_alive
 from nodes import free_port
 from virtual_gpu import library
 
-from a3c_mp.cluster.node import FOLDER_PREFIX
+from a3c_mp.cluster.node import FOLDER_PREFIX, ClusterAddress, Node, environment
 
 SLOW = pytest.mark.slow
 DETERMINISTIC = ["--deterministic", "--total-steps", "1500"]
@@ -526,3 +527,15 @@ def test_a_cluster_is_for_those_who_have_its_token(scripts, start_node, tmp_path
         assert err.startswith(f"error: address={start_node.address}: the cluster refuses the token")
     status = scripts.start("a3c_mp.cluster", "status")
     assert "1 node, 1 places for actors free" in status.communicate(timeout=60)[0]
+
+
+@SLOW
+def test_a_cluster_without_a_token_is_joined_where_that_is_wanted(scripts, tmp_path, monkeypatch):
+    monkeypatch.setenv("A3C_MP_HOME", str(tmp_path / "home"))
+    address = f"127.0.0.1:{free_port()}"
+    options = ["--head", f"--port={address[10:]}", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
+    with closing(Node([*options, "--num-cpus=2"], environment(ClusterAddress(address, "")))) as node:
+        node.wait_for_start()
+        joined = scripts.run(RAY_IMPALA, "--address", address, "--insecure-cluster", "--total-steps", "2000")
+    assert joined.code == 0, joined.err
+    assert joined.summary["worker_restarts"] == 0

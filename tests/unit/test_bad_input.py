@@ -201,6 +201,7 @@ ray_impala | --token-file k | token-file=k: it is for a running cluster
 ray_impala | --actor-gpus 0.5 | actor-gpus=0.5: trainer and 2 actors need 1 GPUs in all, this machine has 0; lower it
 ray_dqn | --trainer-gpus 1 | trainer-gpus=1.0: its net is on the CPU; add --cuda, or set it to 0
 ray_dqn | --insecure-cluster | insecure-cluster=True: it is for a running clu
+ray_impala | --address x:1 --token-file k --insecure-cluster | token-file=k: a cluster that --insecure-cluster joins has
 ray_impala | --address 127.0.0.1:1 --token-file nowhere | token-file=nowhere: it cannot be read (No such file or direct
 apex_dqn | --num-learners 2 --save-replay | save-replay=True: checkpoints hold the replay
 apex_ddpg | --optimizer rmsprop | optimizer=rmsprop: ddpg supports only

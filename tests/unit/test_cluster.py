@@ -951,6 +951,16 @@ def test_a_cluster_that_cannot_be_used_is_refused_in_one_line(monkeypatch, answe
     assert str(error.value).startswith(f"address={address}: {message}")
 
 
+def test_only_a_cluster_without_a_token_is_joined_without_one(monkeypatch):
+    with access.socket.create_server(("127.0.0.1", 0)) as server:
+        cluster = access.find_cluster(f"127.0.0.1:{server.getsockname()[1]}", None, insecure=True)
+        monkeypatch.setattr(access, "_ask", lambda address, settings: FREE)
+        assert access.check_cluster(cluster) == FREE["nodes"]
+        monkeypatch.setattr(access, "_ask", lambda address, settings: CLOSED)
+        with pytest.raises(ConfigError, match="refuses who has no token; copy the token file"):
+            access.check_cluster(cluster)
+
+
 def test_too_little_shared_memory_for_the_object_store_is_found_before_the_start(tmp_path):
     check_store(1, 2, str(tmp_path))
     why = r"num-actors=2: the object store needs [\d,]+ MiB in .* free there; lower it"
