@@ -25,7 +25,7 @@ from a3c_mp.algorithms.ray_settings import SETTINGS
 from a3c_mp.chapter import Chapter
 from a3c_mp.cli import parse_algo
 from a3c_mp.cluster.fleet import Fleet
-from a3c_mp.cluster.parameters import Publisher
+from a3c_mp.cluster.parameters import Publisher, Reader
 from a3c_mp.cluster.remote_replay import Outbox
 from a3c_mp.data.actor import Memory, SentStates
 from a3c_mp.run.driver import run_driven
@@ -78,7 +78,7 @@ class RayCarrier:
             memory.states.write(slot, lambda: state)
             return (*payload, rows) if memory.more else payload
 
-        setup = self.cluster.packer, memory.weights.reader(), memory.more, self.cluster.check_node
+        setup = self.cluster.packer, Reader(memory.weights), memory.more, self.cluster.check_node
         target = partial(node_actor, make_actor=make_actor, args=args, setup=setup)
         return Fleet(self.session, target, store, self.cluster.needs, **pool)
 

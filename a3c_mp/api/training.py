@@ -159,10 +159,9 @@ def call_hooks(hooks: Sequence[Callback], steps: int, metrics: Mapping[str, floa
 def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterator[dict[str, Any]]]]:
     """Start a run, which ends with this block or the thread that it is in; yields its process and what it tells."""
     with tempfile.TemporaryDirectory(prefix="a3c-") as folder:
-        (path := Path(folder, "told")).touch()
         parent = f"{os.getpid()} {int(signal.SIGTERM)}"  # which ends a run with a checkpoint
         found = os.pathsep.join(os.path.abspath(place) for place in sys.path)  # modules that are imported here
-        env = {**os.environ, VARIABLE: str(path), PARENT_VARIABLE: parent, "PYTHONPATH": found}
+        env = {**os.environ, VARIABLE: folder, PARENT_VARIABLE: parent, "PYTHONPATH": found}
         try:
             process = subprocess.Popen(command, env=env)
         except OSError as error:
@@ -171,7 +170,7 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
             why, fix = "too long for the command line of the run", "write it to a file that the environment reads"
             raise ConfigError("settings", f"{max(command, key=len).strip()[:40]}...", why, fix) from error
         try:
-            yield process, lines_of(path, process)
+            yield process, told_by(process, Path(folder))
         finally:
             process.terminate()
             try:
@@ -182,18 +181,14 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
                 process.wait()
 
 
-def lines_of(path: Path, process: subprocess.Popen) -> Iterator[dict[str, Any]]:
+def told_by(process: subprocess.Popen, folder: Path) -> Iterator[dict[str, Any]]:
     """What a run tells, until it has ended."""
-    rest, is_over = "", False
-    with path.open("r+") as file:
-        while not is_over:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_SECONDS)
-            is_over = process.returncode is not None
-            *lines, rest = (rest + take_told(file)).split("\n")
-            for line in lines:
-                with suppress(ValueError):  # empty, or cut short by a full disk
-                    yield json.loads(line)
+    is_over = False
+    while not is_over:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+        is_over = process.returncode is not None
+        yield from take_told(folder)
 
 
 def result_of(code: int, told: Mapping[str, Any], env_id: str) -> Result:

@@ -19,7 +19,7 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.processes.private_files import check_private, read_private
 from a3c_mp.processes.program import MUST_AGREE, differences
 
-HOME_VARIABLE, ADDRESSES = "A3C_MP_HOME", "ray_cluster.json"
+HOME_VARIABLE = "A3C_MP_HOME"
 CONNECT_SECONDS, PROBE_SECONDS = 2.0, 20.0
 MUST_AGREE_ON_RAY = {**MUST_AGREE, "ray": 9, "python": 2}
 REFUSALS = ("unauthenticated", "authentication token", "permission_denied")  # words of Ray's errors
@@ -70,10 +70,9 @@ def save_address(cluster: ClusterAddress, node: Node) -> ClusterAddress:
     """
     if (saved := read_address()) and saved.address != cluster.address and is_open(saved.address):
         return saved
-    content = {**_addresses(), socket.gethostname(): [str(node.folder), *cluster]}
     try:
-        (new := home() / f"{ADDRESSES}.{socket.gethostname()}.{os.getpid()}").write_text(json.dumps(content))
-        new.replace(home() / ADDRESSES)
+        (new := _address_file().with_suffix(f".{os.getpid()}")).write_text(json.dumps([str(node.folder), *cluster]))
+        new.replace(_address_file())
     except OSError as error:
         fix = f"make room, or choose another with the environment variable {HOME_VARIABLE}"
         raise ConfigError("folder", home(), f"it cannot be written ({error.strerror})", fix) from error
@@ -82,17 +81,14 @@ def save_address(cluster: ClusterAddress, node: Node) -> ClusterAddress:
 
 def read_address() -> ClusterAddress | None:
     """The cluster of a node that runs on this machine."""
-    with suppress(LookupError, ValueError, TypeError):
-        folder, *cluster = _addresses()[socket.gethostname()]
+    with suppress(OSError, ValueError, TypeError):
+        folder, *cluster = json.loads(_address_file().read_text())
         return ClusterAddress(*cluster) if Path(folder).exists() else None
     return None
 
 
-def _addresses() -> dict[str, list[str]]:
-    """Machine -> folder of its node, address and token of the cluster: machines may share the home folder."""
-    with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads((home() / ADDRESSES).read_text()))
-    return {}
+def _address_file() -> Path:
+    return home() / f"ray_cluster.{socket.gethostname()}.json"  # machines may share the home folder
 
 
 def is_open(address: str) -> bool:
@@ -167,3 +163,5 @@ def _ask(address: str, settings: Mapping[str, str]) -> dict[str, Any]:
         return json.loads(asked.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, ValueError, IndexError):
         return {"error": f"no answer within {PROBE_SECONDS:.0f} s"}
+    except OSError as error:  # a limit on processes
+        return {"error": f"no process can be started that asks it: {error.strerror}"}

@@ -116,8 +116,6 @@ class RayLearners(Learners):
     first one that has them. Raises WorkerError instead of PeerLost where a restart would not help.
     """
 
-    consequence = "all learners end, because they take every step together"
-
     def __init__(self, session: Session, needs: Resources, run: Any, target: Callable[..., None], *parts: Any):
         super().__init__(run, target, *parts)
         if run.args.address is not None:  # their actors have machines of their own

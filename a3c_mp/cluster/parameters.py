@@ -4,8 +4,6 @@ The server holds references to the two newest versions, never their bytes: Ray c
 asks for it, and the processes there share it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time
@@ -70,10 +68,6 @@ class Publisher(Weights):
         super().load_state_dict(state)
         for version in range(max(self.version - 1, 0), self.version + 1):
             self._share(version)
-
-    def reader(self) -> Reader:
-        """An actor's end."""
-        return Reader(self)
 
     def look_after(self) -> None:
         """Now and then, see which server answers, and send both versions again; called while the trainer waits."""

@@ -95,9 +95,11 @@ class ReplayShard:
         self.first_whole: dict[int, np.ndarray] = {}  # rows of an actor's lanes whose observations have all frames, [B]
 
     def insert(self, actor: int, new: Rows, after_lost: bool = False) -> Reply:
-        """Append an actor's new rows to its lanes; `after_lost`: those before them never came."""
+        """Append an actor's new rows to its lanes; `after_lost`: those before them never came, as the trainer knows."""
         replay, shards, is_first = self.replay, self.replay.shards, actor not in self.offsets
         arrays = shards.arrays(actor)
+        if new.start is None and not is_first:  # they were sent before the trainer knew
+            after_lost |= bool((new.spans[0, 0] + self.offsets[actor] != arrays["written"]).any())
         if new.start == NEW_GAMES or after_lost:  # of an actor that was lost, or what is lost would complete them
             shards.drop_incomplete(actor)
         if is_first or after_lost:  # games that go on have earlier rows, which this shard has not

@@ -91,16 +91,11 @@ class MemberGeneration:
         self.result = memory.results[self.place]
         self.steps, self.games = memory.progress[:, self.place].zero_()  # for the display
         self.rng = torch.Generator().manual_seed(seed)
-        self._updates_before = self.state.updates
+        self.updates = self.state.updates  # counted here from now on: those of the optimizer wait for the GPU
         self.counts, self.means, self.stats = Counter[str](), Means(), EpisodeStats(args.num_envs)
         fixed = self.args.reward_scale
         self.reward_scale = float(self.net.reward_scale) if fixed is None else fixed
         self.net.reward_scale.fill_(self.reward_scale)
-
-    @property
-    def updates(self) -> int:
-        """As `MemberState.updates`, which waits for the GPU."""
-        return self._updates_before + self.counts["updates"]
 
     def take_step(self, gradients: Callable[..., Metrics], args: Any, loss: Any, *batch: Any) -> Metrics:
         """Take a step with the gradients that `gradients(args, self, loss, *batch)` leaves, and return its metrics."""
@@ -108,6 +103,7 @@ class MemberGeneration:
         metrics = gradients(args, self, loss, *batch)
         self.optimizer.step()
         self.counts["updates"] += 1
+        self.updates += 1
         self.means.add({name: metrics[name] for name in self.metrics})
         return metrics
 

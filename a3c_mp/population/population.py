@@ -43,7 +43,8 @@ class PopulationMemory(NamedTuple):
             given, fix = " ".join(map(str, args.convolutions)), "use fewer, or smaller kernels and strides"
             raise ConfigError("convolutions", given, "nothing is left of the image behind them", fix) from error
         size = sum(tensor.numel() for tensor in largest.tensors())
-        genome_bytes = 96 + 64 * len(args.genes) + 16 * args.layers_range[1] + 32 * len(largest.genome.convolutions)
+        genome_bytes = 96 + sum(32 + len(name) for name in args.evolving)
+        genome_bytes += 16 * args.layers_range[1] + 32 * len(largest.genome.convolutions)
         record: Spec = {
             "genome": ((genome_bytes,), torch.uint8),
             "tensors": ((size,), torch.float32),
@@ -110,6 +111,7 @@ class Population:
     def __init__(self, args: Args, spaces: Spaces, generation: Any):
         self.args, self.spaces, self.metrics = args, spaces, generation.metrics
         self.generation = 0  # the current one, or the next
+        self.lineage: list[dict[str, Any]] = []  # lines of `lineage.csv`, of all generations so far
         self.members = first_members(args)
         self.memory = PopulationMemory.allocate(args, spaces, generation)
         self.elite = EliteNet(spaces, self.members[0].genome)
@@ -186,6 +188,7 @@ class Population:
             replay = {name: rows[:, :used].clone() for name, rows in shards.fields().items() if name != "frame"}
             replay["frame"] = shards.fields()["frame"][:, :used].contiguous()
         counters = {"generation": self.generation, "sizes": self._sizes, "rows": self.memory.rows.clone()}
+        counters["lineage"] = [row for row in self.lineage if row["generation"] < self.generation]
         return {**counters, "replay": replay, "members": members}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -194,7 +197,7 @@ class Population:
             raise ValueError(f"(members, environments, rows of the replay for each) are {state['sizes']}")
         for name, rows in state["replay"].items():
             self.memory.shards.fields()[name][:, : rows.shape[1]] = rows
-        self.generation = state["generation"]
+        self.generation, self.lineage = state["generation"], state.get("lineage", [])
         self.memory.rows.copy_(state["rows"])
         for place, saved in enumerate(state["members"]):
             genome = Genome.from_json(saved["genome"]).with_genes(self.args)

@@ -126,8 +126,8 @@ def find_interface(env: Mapping[str, str]) -> str:
     try:
         address = ip_address(socket.gethostbyname(name))
         interface = interface_towards(str(address))
-    except OSError as error:
-        why = f"it cannot be reached over IPv4 ({error.strerror})"
+    except (OSError, UnicodeError) as error:  # the latter: it is no name of a host
+        why = f"it cannot be reached over IPv4 ({error})"
     else:
         if address.is_global:
             why = "it is public, and what ranks exchange is neither encrypted nor authenticated"

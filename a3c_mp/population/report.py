@@ -48,9 +48,7 @@ class Report:
     def __init__(self, run: Run, population: Population, places: range):
         self.run, self.population, self.args, self.places = run, population, population.args, places
         self.genes = tuple(dict.fromkeys(("learning_rate", *self.args.evolving)))  # plot.py draws that one
-        self.path, self.lineage = run.folder / "lineage.csv", list[dict[str, Any]]()
-        if self.path.exists():
-            self._read_lineage()
+        self.path = run.folder / "lineage.csv"
         self._write_lineage()
         run.metrics.headline = self._headline
         run.log.info(describe_genes(self.args))
@@ -98,7 +96,7 @@ class Report:
         rows = [self._record_member(place, member) for place, member in enumerate(population.evaluated)]
         for place in range(self.args.population):  # the next generation starts new games
             run.metrics.record_games(run.progress.window.lose(place))
-        self.lineage += rows
+        population.lineage += rows
         self._write_lineage()
         elite, result = rows[population.fittest], population.results[population.fittest]
         fittest = f"the fittest is member {elite['id']}, at place {elite['place']}"
@@ -168,26 +166,12 @@ class Report:
         num = self.population.generation
         return [f"{num} generation{'s' * (num != 1)}", *finite]
 
-    def _read_lineage(self) -> None:
-        """Keep the lines that can be read of generations that a resumed run does not repeat."""
-        damaged, text = 0, self.path.read_text(errors="replace")
-        names, *rows = [row.split(",") for row in text.splitlines()] or [[]]  # it has no quotes; any number of columns
-        for row in rows:
-            line = dict(zip(names, row, strict=False)) if len(row) == len(names) else {}
-            number = line.get("generation", "")
-            if not number.isdecimal() or len(number) >= 10:
-                damaged += 1
-            elif int(number) < self.population.generation:
-                self.lineage.append(line)
-        if damaged:
-            self.run.log.warning(f"{self.path} is damaged: {damaged} lines that cannot be read are left out")
-
     def _write_lineage(self) -> None:
         text = io.StringIO()
-        columns = dict.fromkeys(name for row in self.lineage for name in row) or ("generation", "place")
+        columns = dict.fromkeys(name for row in self.population.lineage for name in row) or ("generation", "place")
         writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.lineage)
+        writer.writerows(self.population.lineage)
         try:
             check_owned(self.path.parent, self.run.lock)
             write_atomically(self.path, text.getvalue().encode())

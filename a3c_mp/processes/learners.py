@@ -38,8 +38,6 @@ class Learners:
     another learner has died or gives no answer, and says which, and why.
     """
 
-    consequence = "the run ends, because learners take every step together"
-
     def __init__(self, run: Any, target: Callable[..., None], *parts: Any):
         self.run, self.target, self.parts = run, target, parts
         args, size = run.args, run.args.num_learners
@@ -149,7 +147,7 @@ class Learners:
             elif child.process.exitcode != LOST_PEER:
                 reasons.append(f"{child} {self._how_ended(child.process)}")
         reasons = reasons or [f"no answer from {', '.join(silent) or 'the other learners'} ({error})"]
-        return PeerLost(f"{'; '.join(reasons)}; {self.consequence}")
+        return PeerLost(f"{'; '.join(reasons)}; all learners end, because they take every step together")
 
     def _how_ended(self, process: Any) -> str:
         return how_ended(process.exitcode)

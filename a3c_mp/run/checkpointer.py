@@ -125,6 +125,7 @@ class Checkpointer:
         progress = self.progress
         if self._unwritten is not None:
             self._write_best(self._unwritten)
+        best_evaluation = progress.evals.best
         if progress.is_best:
             progress.evals.best = {}  # its net is no longer the best one
         state, what = self.state_dict(), f"checkpoint at {progress.steps:,} steps"
@@ -134,6 +135,8 @@ class Checkpointer:
         best = {name: part for name, part in state.items() if name != "extra"}
         if (not progress.is_best or self._write(what, best)) and (path := self._write(what, state, "step")):
             self.newest, self.saved_steps, progress.best_mean = path, progress.steps, state["best_mean"]
+        else:
+            progress.evals.best = best_evaluation
         self._tried_steps, self._tried_seconds = progress.steps, time.monotonic()
         self._best_seconds = self._tried_seconds
 
@@ -142,10 +145,12 @@ class Checkpointer:
         one; at most every `BEST_SECONDS`."""
         if not self.progress.is_best or time.monotonic() - self._best_seconds < BEST_SECONDS:
             return
-        self.progress.evals.best = {}
+        best_evaluation, self.progress.evals.best = self.progress.evals.best, {}
         state, self._best_seconds = self.progress.state_dict(), time.monotonic()
         if self._write(f"best checkpoint at {self.progress.steps:,} steps", state | {"net": self.net.state_dict()}):
             self.progress.best_mean = state["best_mean"]
+        else:
+            self.progress.evals.best = best_evaluation
 
     def save_best(self, net: nn.Module, steps: int) -> None:
         """Write the net of the best evaluation, of weights after these agent steps; a failure costs a warning."""

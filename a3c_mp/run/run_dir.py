@@ -69,7 +69,7 @@ def claim_folder(args: CommonArgs, algorithm: str) -> Iterator[tuple[Path, TextI
         check_access(checkpoints)
         if not tell(folder=str(folder)) and VARIABLE in os.environ:
             why = "what a run tells the program that started it cannot be written there"
-            temporary = Path(os.environ[VARIABLE]).parents[1]
+            temporary = Path(os.environ[VARIABLE]).parent
             raise ConfigError("TMPDIR", temporary, why, "free some space, or name another folder")
         yield folder, lock, warning, cleanup
 

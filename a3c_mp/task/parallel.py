@@ -19,14 +19,14 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from a3c_mp.errors import ConfigError, WorkerError
+from a3c_mp.errors import ConfigError, Terminated, WorkerError
 from a3c_mp.processes.slots import shared_counters
-from a3c_mp.processes.spawn import DONE, run_supervised, start_child
+from a3c_mp.processes.spawn import DONE, TERMINATED, run_supervised, start_child
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor, await_end
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, node_name
 from a3c_mp.task.node import ALL_RUNS, REPORT_NAME, REPORT_RESULT, FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Hub, Spoke
-from a3c_mp.task.wire import FINISH, JOINED
+from a3c_mp.task.wire import FINISH
 
 MAX_WAITING = 512 * 2**20  # bytes to and from nodes of other machines that may wait while node 0 of a `runner` computes
 
@@ -95,6 +95,8 @@ def run_node(
     os.nice(niceness)
 
     def beat() -> None:
+        if TERMINATED:
+            raise Terminated
         counts[0] += 1
 
     def body() -> None:
@@ -190,7 +192,6 @@ def runner(
     key = None if key_file is None else Path(key_file)
 
     def run(main: Callable[..., Any], *args: Any) -> Any:
-        joined, others = set[str](), set(map(node_name, range(1, n_parallel_workers)))
         roles = [Role(f"node {n}", own, _run_main, (main, *args)) for n, own in enumerate(all_labels)]
         if attach_to is not None:
             first = Endpoint(dials=attach_to, labels=roles[0].labels, key_file=key)
@@ -198,8 +199,8 @@ def runner(
                 return main(node, *args)
         own: dict[str, Any] = {"key_file": key, "greeting": {"run": token_hex(8)}, "max_waiting": MAX_WAITING}
         with start_nodes(roles, limits=limits, listen=listen, **own) as node:
-            node.handle(JOINED, joined.add)
-            while not (others <= joined or node.finishing):
+            others = [(child, node_name(n)) for n, child in enumerate(node.supervisor.children, 1)]
+            while not (node.finishing or all(child.is_done or name in node.router.peers for child, name in others)):
                 node.wait()
             return main(node, *args)
 

@@ -137,7 +137,12 @@ class Dialer(_Port):
             self.socket.curve_publickey, self.socket.curve_secretkey = key
             self.socket.curve_serverkey = key.public
             self.socket.ipv6 = _uses_ipv6(address, attempt)
-        self.socket.connect(address)
+        try:
+            self.socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close(0)
+            why = f"it is no address ({os.strerror(error.errno or 0)})"
+            raise ConfigError("attach-to", address, why, "give that of a node that listens") from error
         self._opened = time.monotonic()
 
     def send(self, token: bytes, frames: Frames) -> None:
@@ -183,6 +188,6 @@ def _uses_ipv6(address: str, attempt: int) -> bool:
     """Whether to dial over IPv6, which finds IPv4 too, but one address of a name: where it has both, they alternate."""
     try:
         families = {family for family, *_ in socket.getaddrinfo(check_tcp("attach-to", address)[0], None)}
-    except OSError:
+    except (OSError, UnicodeError):  # the latter: it is no name of a host
         return True
     return len(families) == 1 or attempt % 2 == 0

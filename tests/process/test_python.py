@@ -1,6 +1,5 @@
 """The library from Python: runs as child processes, callbacks, errors, and policies as functions."""
 
-import errno
 import functools
 import json
 import os
@@ -246,28 +245,19 @@ def test_a_class_of_a_script_is_named_by_the_script(monkeypatch):
 
 
 def test_a_script_that_a_run_imports_again_does_not_start_another_one(monkeypatch):
-    monkeypatch.setenv(followed.VARIABLE, "some/file")
+    monkeypatch.setenv(followed.VARIABLE, "some/folder")
     with pytest.raises(ConfigError, match='put the call below if __name__ == "__main__":'):
         a3c_mp.train("a3c_data")
 
 
-def test_what_a_run_tells_is_read_once_and_its_file_does_not_grow(monkeypatch, tmp_path):
-    monkeypatch.setenv(followed.VARIABLE, str(tmp_path / "told"))
-    for has_locks in (True, False):
-        (tmp_path / "told").write_text("")
-        with (tmp_path / "told").open("r+") as file, monkeypatch.context() as patch:
-            if not has_locks:
-                patch.setattr("fcntl.flock", no_locks)
-            for steps in (1, 2):
-                assert followed.tell(steps=steps)
-                assert [json.loads(line) for line in followed.take_told(file).splitlines() if line] == [
-                    {"steps": steps}
-                ]
-        assert ((tmp_path / "told").stat().st_size == 0) == has_locks
-
-
-def no_locks(file, operation):
-    raise OSError(errno.ENOLCK, "no locks")
+def test_what_a_run_tells_is_read_once_in_order_and_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv(followed.VARIABLE, str(tmp_path))
+    for steps in range(3):
+        assert followed.tell(steps=steps)
+    assert list(followed.take_told(tmp_path)) == [{"steps": steps} for steps in range(3)]
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv(followed.VARIABLE, str(tmp_path / "gone"))
+    assert not followed.tell(steps=3), "which costs a run nothing"
 
 
 def test_what_a_chapter_refuses_is_raised_and_not_printed(chapter, capfd):

@@ -39,7 +39,7 @@ from a3c_mp.cluster import session as session_module
 from a3c_mp.cluster.fleet import Fleet
 from a3c_mp.cluster.learners import RayProcess
 from a3c_mp.cluster.node import ClusterAddress, Node, check_installed, foreign
-from a3c_mp.cluster.parameters import Publisher
+from a3c_mp.cluster.parameters import Publisher, Reader
 from a3c_mp.cluster.placement import ClusterState, choose
 from a3c_mp.cluster.ray_worker import Packer, RayWorker
 from a3c_mp.cluster.remote_replay import CONTINUED, Outbox, RemoteReplay, ReplayShard, ReplaySpec
@@ -161,9 +161,13 @@ def test_a_successor_drops_or_continues_what_was_incomplete():
     assert cut.replay.size < whole.replay.size
 
 
-@pytest.mark.parametrize("start", [None, CONTINUED], ids=["the same process", "its successor"])
+@pytest.mark.parametrize(
+    ("start", "is_known"),
+    [(None, True), (None, False), (CONTINUED, True)],
+    ids=["the same process", "sent before that was known", "its successor"],
+)
 @pytest.mark.parametrize("seed", range(6))  # games end at other moments
-def test_what_was_incomplete_when_rows_were_lost_is_left_out(start, seed):
+def test_what_was_incomplete_when_rows_were_lost_is_left_out(start, is_known, seed):
     whole, gap, outbox = shard_of(), shard_of(), Outbox(SPEC, 8, 3)
     acting, every = Acting(outbox.ring, seed), set()
     for number in range(14):  # more than a lap
@@ -172,7 +176,7 @@ def test_what_was_incomplete_when_rows_were_lost_is_left_out(start, seed):
         whole.insert(0, rows)
         every |= rows_of(whole.replay)
         if number != 9:
-            gap.insert(0, rows._replace(start=start if number == 10 else rows.start), number == 10)
+            gap.insert(0, rows._replace(start=start if number == 10 else rows.start), is_known and number == 10)
         assert rows_of(gap.replay) <= every
         assert gap.replay.size == np.count_nonzero(gap.replay.tree.leaves)
     assert gap.replay.size > 20
@@ -382,7 +386,7 @@ def test_weights_arrive_in_the_version_that_is_asked_for_also_from_a_restarted_s
     monkeypatch.setattr(parameters, "SEND_SECONDS", 0.1)
     net, copy = nn.Linear(2, 3), nn.Linear(2, 3)
     publisher = Publisher(session, net, torch.float32, untrained=False)
-    reader = publisher.reader()
+    reader = Reader(publisher)
     assert reader.load(copy) == reader.load(other := nn.Linear(2, 3)) == 0
     assert torch.equal(copy.weight, other.weight), "also of an actor with two nets"
     older = net.weight.detach().clone()

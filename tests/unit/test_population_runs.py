@@ -304,11 +304,9 @@ def test_a_run_goes_on_from_an_earlier_generation_as_if_nothing_had_happened(run
     assert [row["generation"] for row in lineage(first)] == ["0", "0", "1", "1", "2", "2"]
     for path in (first.checkpoints[0], first.checkpoints[0].with_suffix(".json")):
         path.unlink()
-    title, *lines = (first.folder / "lineage.csv").read_text().splitlines(keepends=True)
-    (first.folder / "lineage.csv").write_text("".join([title, "0,half a li\n", *lines, "x" * 200_000 + "\n", "0"]))
+    (first.folder / "lineage.csv").unlink()
     done = run_inline(POPULATION.script, "--resume", "runs/r", "--total-steps", "1600")
     assert "at 800 steps" in done.log
-    assert "lineage.csv is damaged: 3 lines that cannot be read are left out" in done.log
     for name in ("lineage.csv", "episodes.csv"):
         lines, expected = ((run.folder / name).read_text().splitlines() for run in (done, whole))
         drop = slice(2, None) if name == "episodes.csv" else slice(None)  # but for the seconds
