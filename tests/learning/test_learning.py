@@ -44,8 +44,8 @@ ANY_UNITS = ["--num-actors", "1", "--gamma", "0", "--learning-rate", "3e-3", "--
     ids=row_id,
 )
 def test_a_chapter_learns_cartpole(run_inline, chapter):
-    """From 20 or so, the mean return of the last 100 games that chance reaches, to 150."""
-    flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "150"]
+    """From 20 or so, the mean return of the last 100 games that chance reaches, to 100."""
+    flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "100"]
     done = run_inline(chapter.script, *FLAGS.get(chapter, []), *flags, "--total-steps", "100000", workers=None)
     assert done.code == 0, done.err
     assert done.summary["solved"], done.summary
@@ -118,7 +118,7 @@ def test_a_chapter_learns_with_masks(run_inline, chapter):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("algo", ["ddpg", "td3"])
+@pytest.mark.parametrize("algo", [pytest.param("ddpg", marks=pytest.mark.slow), "td3"])
 def test_apex_swings_the_pendulum_up(run_inline, algo):
     flags = ["--env-id", "Pendulum-v1", "--algo", algo, "--deterministic", "--seed", "1", "--total-steps", "12000"]
     done = run_inline(APEX_DQN.script, *flags, workers=None)

@@ -34,11 +34,9 @@ SMALL_NETS = ["--convolutions", "8", "8", "4", "12", "4", "2", "--hidden", "16",
 ON_PONG = ["--env-id", "PongNoFrameskip-v4", *MEMBERS, "--units-range", "8", "64", *SMALL_NETS, *POPULATION[-6:]]
 TWO_SLOTS = ["--slots-per-actor", "2"]
 BURSTS = ["--explore-envs", "0.5", "--explore-steps", "5"]
-KINDS = {
-    "data": ("train_a3c_data.py", 900, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, *BURSTS]),
-    "impala": ("train_impala.py", 900, [*ROLLOUTS, *LSTM]),
-}
+KINDS = {"impala": ("train_impala.py", 900, [*ROLLOUTS, *LSTM])}
 SLOW = {
+    "data": ("train_a3c_data.py", 900, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, *BURSTS]),
     "task": ("train_task.py", 1500, [*ROLLOUTS, "--batch-size", "16", *TWO_SLOTS, "--eval-every", "0"]),
     "population": ("train_population.py", 1600, POPULATION),
     "grad": ("train_a3c_grad.py", 1500, [*ROLLOUTS, "--batch-size", "6"]),  # three gradients of each rollout

@@ -40,7 +40,7 @@ def trained(net, space):
 
 slow = pytest.mark.slow
 CASES = [
-    pytest.param(lambda: make_actor_critic(VECTOR, CHOICE), VECTOR, CHOICE, id="MLP"),
+    pytest.param(lambda: make_actor_critic(VECTOR, CHOICE), VECTOR, CHOICE, id="MLP", marks=slow),
     pytest.param(lambda: make_actor_critic(IMAGE, CHOICE), IMAGE, CHOICE, id="convolutions", marks=slow),
     pytest.param(lambda: make_actor_critic(BOTH, CHOICE), BOTH, CHOICE, id="both"),
     pytest.param(lambda: make_actor_critic(VECTOR, FORCE), VECTOR, FORCE, id="Gaussian"),
@@ -51,7 +51,7 @@ CASES = [
     pytest.param(lambda: dqn.make_net(VECTOR, CHOICE, NetSpec(num_quantiles=5)), VECTOR, CHOICE, id="DQN", marks=slow),
     pytest.param(lambda: ddpg.make_net(VECTOR, FORCE), VECTOR, FORCE, id="DDPG", marks=slow),
     pytest.param(lambda: td3.make_net(VECTOR, FORCE), VECTOR, FORCE, id="TD3", marks=slow),
-    pytest.param(lambda: ddpg.make_net(VECTOR, ONE), VECTOR, ONE, id="one number"),
+    pytest.param(lambda: ddpg.make_net(VECTOR, ONE), VECTOR, ONE, id="one number", marks=slow),
 ]
 
 
