@@ -39,6 +39,7 @@ class ConfigError(A3CError):
     """
 
     def __init__(self, what: str, value: object, why: str, fix: str = ""):
+        # Of an array, `==` compares the elements.
         self.given = what if isinstance(value, str) and not value else f"{what}={value}"
         self.what, self.value, self.why, self.fix = what, value, why, fix
         super().__init__(what, value, why, fix)  # what it is unpickled from

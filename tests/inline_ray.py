@@ -105,7 +105,8 @@ class InlineRay(ModuleType):
         self._private.worker, self._private.utils = SimpleNamespace(), SimpleNamespace()
         self._private.state = SimpleNamespace(**per_node)
         loader = SimpleNamespace(instance=lambda: SimpleNamespace(reset_cache=lambda: None))
-        self._raylet = SimpleNamespace(AuthenticationTokenLoader=loader)
+        config = SimpleNamespace(initialize=lambda text: None)
+        self._raylet = SimpleNamespace(AuthenticationTokenLoader=loader, Config=config)
 
     def init(self, address, **options):
         self.options = options

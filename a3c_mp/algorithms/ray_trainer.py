@@ -107,11 +107,11 @@ def make_setup(args: Any, make: Callable[[Any], Setup], start: Start) -> Setup:
         check_store(store_bytes(args, setup), args.num_actors, store_folder())
     else:  # its places may not be free again yet where this is a restart
         needs = None if start.restarts else needs_of_actor(args)
-        check_cluster(_find(args), needs)
+        check_cluster(cluster_of(args), needs)
     return setup
 
 
-def _find(args: Any) -> ClusterAddress:
+def cluster_of(args: Any) -> ClusterAddress:
     return find_cluster(args.address, args.token_file, args.insecure_cluster)
 
 
@@ -120,7 +120,7 @@ def join_cluster(run: Run, setup: Setup, start: Start) -> Iterator[Connection]:
     """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
     args: Any = run.args
     run.count_time_from(start.since)
-    address = None if args.address is None else _find(args)
+    address = None if args.address is None else cluster_of(args)
     num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
     sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
     own_node = [f"--{name}={size}" for name, size in sizes.items()]

@@ -103,9 +103,9 @@ def is_open(address: str) -> bool:
 def find_cluster(address: str, token_file: Path | None, insecure: bool = False) -> ClusterAddress:
     """Return address and token of a cluster; `auto` is that of a node on this machine. Raises ConfigError.
 
-    One that is `insecure` has no token.
+    `insecure`: without a token.
     """
-    saved = read_address() if address == "auto" or token_file is None else None
+    saved = read_address() if address == "auto" or (token_file is None and not insecure) else None
     if address == "auto" and saved is None:
         why, fix = "this machine has no node of a cluster", "python -m a3c_mp.cluster head, or join HOST:PORT"
         raise ConfigError("address", "auto", why, fix)
@@ -125,17 +125,23 @@ def check_cluster(cluster: ClusterAddress, needs: Resources | None = None) -> li
         raise refuse("nothing answers there", "give HOST:PORT of a head, or start one: python -m a3c_mp.cluster head")
     settings = environment(cluster)
     wrong = {**settings, "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # goes before the file
-    with ThreadPoolExecutor() as pool:
-        answer, to_stranger = pool.map(partial(_ask, cluster.address), (settings, wrong))
+    try:
+        with ThreadPoolExecutor() as pool:
+            answer, to_stranger = pool.map(partial(_ask, cluster.address), (settings, wrong))
+    except (OSError, RuntimeError) as error:
+        why, fix = f"no process can be started that asks it ({error})", "raise the limit on processes (ulimit -u)"
+        raise refuse(why, fix) from error
     if _is_refusal(answer):
-        what = f"the token in {cluster.token_file}" if cluster.token_file else "who has no token"
-        raise refuse(f"the cluster refuses {what}", "copy the token file of its head, and give it as --token-file")
+        fix = "copy the token file of its head, and give it as --token-file"
+        if not cluster.token_file:
+            raise refuse("the cluster has a token", f"leave --insecure-cluster out; {fix}")
+        raise refuse(f"the cluster refuses the token in {cluster.token_file}", fix)
     if "error" in answer:
         raise refuse(f"the head does not answer ({answer['error'][:200]})", "is it the head of a cluster?")
     if not _is_refusal(to_stranger) and cluster.token_file:
         why = "the cluster does not clearly refuse a wrong token: anyone may be able to run code on it"
         start = "start it with python -m a3c_mp.cluster head"
-        raise refuse(why, f"{start}, or join it with --insecure-cluster")
+        raise refuse(why, f"{start}, or have train_ray.py --insecure-cluster use it")
     own = labels()
     for node in answer["nodes"]:
         known = {**own, **node["versions"]}  # a node that was started otherwise does not tell its versions
@@ -163,5 +169,3 @@ def _ask(address: str, settings: Mapping[str, str]) -> dict[str, Any]:
         return json.loads(asked.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, ValueError, IndexError):
         return {"error": f"no answer within {PROBE_SECONDS:.0f} s"}
-    except OSError as error:  # a limit on processes
-        return {"error": f"no process can be started that asks it: {error.strerror}"}

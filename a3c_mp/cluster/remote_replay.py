@@ -95,7 +95,7 @@ class ReplayShard:
         self.first_whole: dict[int, np.ndarray] = {}  # rows of an actor's lanes whose observations have all frames, [B]
 
     def insert(self, actor: int, new: Rows, after_lost: bool = False) -> Reply:
-        """Append an actor's new rows to its lanes; `after_lost`: those before them never came, as the trainer knows."""
+        """Append an actor's new rows to its lanes; `after_lost`: the trainer knows that those before them were lost."""
         replay, shards, is_first = self.replay, self.replay.shards, actor not in self.offsets
         arrays = shards.arrays(actor)
         if new.start is None and not is_first:  # they were sent before the trainer knew

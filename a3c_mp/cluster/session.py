@@ -190,6 +190,7 @@ class Session:
         self.ray = ray
         ray._private.worker.print_to_stdstream = lambda *args, **options: None  # the fleet says what is lost
         ray._private.utils.set_sigterm_handler = lambda handler: None  # that of the run stays
+        self.ray._raylet.Config.initialize("")  # it has read whether there are tokens
         self.ray._raylet.AuthenticationTokenLoader.instance().reset_cache()  # an earlier session had another token
         logging.getLogger("ray._private.worker").setLevel(logging.ERROR)  # it warns in a thread, which has no signals
         if self._node is not None:
@@ -199,7 +200,7 @@ class Session:
         except Exception as error:
             why = f"the cluster cannot be joined ({' '.join(str(error).split())[:300]})"
             join = "start a node here: python -m a3c_mp.cluster join HOST:PORT (--num-cpus 0: without actors)"
-            fix = "see docs/ray.md" if self.cluster is None else join
+            fix = join if self.cluster is not None and self.cluster.token_file else "see docs/ray.md"
             raise ConfigError("address", self._address, why, fix) from error
         if threading.current_thread() is threading.main_thread():
             # Ray has put one in front of it that aborts the process 3 s after the signal.

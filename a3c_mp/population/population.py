@@ -1,6 +1,7 @@
 """A population: its members, the memory that they share, and what a checkpoint holds of them."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -43,7 +44,7 @@ class PopulationMemory(NamedTuple):
             given, fix = " ".join(map(str, args.convolutions)), "use fewer, or smaller kernels and strides"
             raise ConfigError("convolutions", given, "nothing is left of the image behind them", fix) from error
         size = sum(tensor.numel() for tensor in largest.tensors())
-        genome_bytes = 96 + sum(32 + len(name) for name in args.evolving)
+        genome_bytes = 96 + sum(30 + len(json.dumps(name)) for name in args.evolving)
         genome_bytes += 16 * args.layers_range[1] + 32 * len(largest.genome.convolutions)
         record: Spec = {
             "genome": ((genome_bytes,), torch.uint8),
@@ -188,6 +189,7 @@ class Population:
             replay = {name: rows[:, :used].clone() for name, rows in shards.fields().items() if name != "frame"}
             replay["frame"] = shards.fields()["frame"][:, :used].contiguous()
         counters = {"generation": self.generation, "sizes": self._sizes, "rows": self.memory.rows.clone()}
+        # Of a generation that has not ended its members: a resumed run repeats it.
         counters["lineage"] = [row for row in self.lineage if row["generation"] < self.generation]
         return {**counters, "replay": replay, "members": members}
 
@@ -197,7 +199,7 @@ class Population:
             raise ValueError(f"(members, environments, rows of the replay for each) are {state['sizes']}")
         for name, rows in state["replay"].items():
             self.memory.shards.fields()[name][:, : rows.shape[1]] = rows
-        self.generation, self.lineage = state["generation"], state.get("lineage", [])
+        self.generation, self.lineage = state["generation"], state["lineage"]
         self.memory.rows.copy_(state["rows"])
         for place, saved in enumerate(state["members"]):
             genome = Genome.from_json(saved["genome"]).with_genes(self.args)

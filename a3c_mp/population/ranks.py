@@ -127,7 +127,7 @@ def find_interface(env: Mapping[str, str]) -> str:
         address = ip_address(socket.gethostbyname(name))
         interface = interface_towards(str(address))
     except (OSError, UnicodeError) as error:  # the latter: it is no name of a host
-        why = f"it cannot be reached over IPv4 ({error})"
+        why = f"it cannot be reached over IPv4 ({getattr(error, 'strerror', None) or error})"
     else:
         if address.is_global:
             why = "it is public, and what ranks exchange is neither encrypted nor authenticated"

@@ -133,10 +133,10 @@ class Checkpointer:
             check_parts(state["extra"])
         # The best one first: the state says so already. It is without what only a resume needs.
         best = {name: part for name, part in state.items() if name != "extra"}
-        if (not progress.is_best or self._write(what, best)) and (path := self._write(what, state, "step")):
-            self.newest, self.saved_steps, progress.best_mean = path, progress.steps, state["best_mean"]
-        else:
+        if progress.is_best and not self._write(what, best):
             progress.evals.best = best_evaluation
+        elif path := self._write(what, state, "step"):
+            self.newest, self.saved_steps, progress.best_mean = path, progress.steps, state["best_mean"]
         self._tried_steps, self._tried_seconds = progress.steps, time.monotonic()
         self._best_seconds = self._tried_seconds
 

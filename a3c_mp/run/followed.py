@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ def tell(**facts: Any) -> bool:
         path.write_text(json.dumps(facts, default=float))
         path.rename(path.with_suffix(".json"))
     except OSError:  # a full disk costs that program these facts
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         return False
     return True
 

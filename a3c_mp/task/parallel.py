@@ -23,7 +23,7 @@ from a3c_mp.errors import ConfigError, Terminated, WorkerError
 from a3c_mp.processes.slots import shared_counters
 from a3c_mp.processes.spawn import DONE, TERMINATED, run_supervised, start_child
 from a3c_mp.processes.supervisor import CLOSE_SECONDS, Child, Supervisor, await_end
-from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, node_name
+from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints
 from a3c_mp.task.node import ALL_RUNS, REPORT_NAME, REPORT_RESULT, FirstNode, JoinedNode, Node
 from a3c_mp.task.router import Hub, Spoke
 from a3c_mp.task.wire import FINISH
@@ -199,8 +199,7 @@ def runner(
                 return main(node, *args)
         own: dict[str, Any] = {"key_file": key, "greeting": {"run": token_hex(8)}, "max_waiting": MAX_WAITING}
         with start_nodes(roles, limits=limits, listen=listen, **own) as node:
-            others = [(child, node_name(n)) for n, child in enumerate(node.supervisor.children, 1)]
-            while not (node.finishing or all(child.is_done or name in node.router.peers for child, name in others)):
+            while not (node.finishing or all(child.is_done or child.has_result for child in node.supervisor.children)):
                 node.wait()
             return main(node, *args)
 

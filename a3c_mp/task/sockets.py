@@ -141,7 +141,7 @@ class Dialer(_Port):
             self.socket.connect(address)
         except zmq.ZMQError as error:
             self.close(0)
-            why = f"it is no address ({os.strerror(error.errno or 0)})"
+            why = f"it is not an address ({os.strerror(error.errno or 0)})"
             raise ConfigError("attach-to", address, why, "give that of a node that listens") from error
         self._opened = time.monotonic()
 

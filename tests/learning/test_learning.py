@@ -44,7 +44,7 @@ ANY_UNITS = ["--num-actors", "1", "--gamma", "0", "--learning-rate", "3e-3", "--
     ids=row_id,
 )
 def test_a_chapter_learns_cartpole(run_inline, chapter):
-    """From 20 or so, the mean return of the last 100 games that chance reaches, to 100."""
+    """From 20 or so, the mean return of the last 100 games that chance reaches, to 100 of 200."""
     flags = ["--env-id", "CartPole-v0", "--deterministic", "--seed", "1", "--stop-return", "100"]
     done = run_inline(chapter.script, *FLAGS.get(chapter, []), *flags, "--total-steps", "100000", workers=None)
     assert done.code == 0, done.err

@@ -56,6 +56,7 @@ def test_the_rank_is_that_of_the_launcher_and_a_launch_that_cannot_work_is_refus
             "1",
             "it cannot be reached over IPv4 .*; give the address of rank 0's machine in a private",
         ),
+        ("rank0..invalid", "1", "it cannot be reached over IPv4 .*; give the address of rank 0's machine in a private"),
     ],
 )
 def test_ranks_meet_on_the_interface_towards_rank_0_in_a_private_network(address, local, expected):

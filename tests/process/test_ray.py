@@ -6,7 +6,7 @@ A run starts Ray in a folder of its own below /tmp; a cluster's token and note a
 import os
 import signal
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -216,6 +216,8 @@ TWICE = """
 import sys, threading
 import train_ray
 
+without_token = sys.argv[1]
+
 def run(name, *flags):
     sys.argv[1:] = ["--env-id", "CartPole-v1", "--num-envs", "2", "--total-steps", "200", "--run-name", name, *flags]
     print(name, "ends with", train_ray.main(), flush=True)
@@ -226,6 +228,7 @@ if __name__ == "__main__":
         run("refused", "--num-actors", "1", "--num-learners", "2")
     except Exception as error:
         print(error, flush=True)
+    run("third", "--address", without_token, "--insecure-cluster")
     (thread := threading.Thread(target=run, args=("second", "--num-actors", "2"))).start()
     thread.join()
 """
@@ -233,11 +236,13 @@ if __name__ == "__main__":
 
 @SLOW
 def test_several_runs_in_one_process_also_in_a_thread_and_after_one_that_is_refused(scripts):
-    """Ray keeps the token of the first cluster, and each has its own."""
+    """Ray keeps the token of the first cluster, and each has its own, or none."""
     (script := scripts.runs_dir / "twice.py").write_text(TWICE)
-    out, err = (process := scripts.start(str(script))).communicate(timeout=300)
+    with without_token() as address:
+        out, err = (process := scripts.start(str(script), address)).communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
-    assert [line for line in out.splitlines() if "ends with" in line] == ["first ends with 0", "second ends with 0"]
+    ends = [line for line in out.splitlines() if "ends with" in line]
+    assert ends == ["first ends with 0", "third ends with 0", "second ends with 0"]
     assert "num-learners=2: 1 actors cannot be divided evenly" in out
     assert not (scripts.runs_dir / "runs/refused").exists()
 
@@ -530,12 +535,18 @@ def test_a_cluster_is_for_those_who_have_its_token(scripts, start_node, tmp_path
 
 
 @SLOW
-def test_a_cluster_without_a_token_is_joined_where_that_is_wanted(scripts, tmp_path, monkeypatch):
-    monkeypatch.setenv("A3C_MP_HOME", str(tmp_path / "home"))
+def test_a_cluster_without_a_token_is_joined_where_that_is_wanted(scripts):
+    with without_token() as address:
+        joined = scripts.run(RAY_IMPALA, "--address", address, "--insecure-cluster", "--total-steps", "2000")
+    assert joined.code == 0, joined.err
+    assert joined.summary["worker_restarts"] == 0
+
+
+@contextmanager
+def without_token():
+    """A node with two places, whose cluster has no token; gives its address."""
     address = f"127.0.0.1:{free_port()}"
     options = ["--head", f"--port={address[10:]}", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
     with closing(Node([*options, "--num-cpus=2"], environment(ClusterAddress(address, "")))) as node:
         node.wait_for_start()
-        joined = scripts.run(RAY_IMPALA, "--address", address, "--insecure-cluster", "--total-steps", "2000")
-    assert joined.code == 0, joined.err
-    assert joined.summary["worker_restarts"] == 0
+        yield address

@@ -955,13 +955,13 @@ def test_a_cluster_that_cannot_be_used_is_refused_in_one_line(monkeypatch, answe
     assert str(error.value).startswith(f"address={address}: {message}")
 
 
-def test_only_a_cluster_without_a_token_is_joined_without_one(monkeypatch):
+def test_only_a_cluster_without_a_token_is_joined_without_one(monkeypatch, home):
     with access.socket.create_server(("127.0.0.1", 0)) as server:
         cluster = access.find_cluster(f"127.0.0.1:{server.getsockname()[1]}", None, insecure=True)
         monkeypatch.setattr(access, "_ask", lambda address, settings: FREE)
         assert access.check_cluster(cluster) == FREE["nodes"]
         monkeypatch.setattr(access, "_ask", lambda address, settings: CLOSED)
-        with pytest.raises(ConfigError, match="refuses who has no token; copy the token file"):
+        with pytest.raises(ConfigError, match="the cluster has a token; leave --insecure-cluster out"):
             access.check_cluster(cluster)
 
 

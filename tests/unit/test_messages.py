@@ -27,7 +27,7 @@ from a3c_mp.task import sockets as sockets_module
 from a3c_mp.task.endpoint import Endpoint, ipc_folder, local_endpoints, read_key
 from a3c_mp.task.node import JoinedNode
 from a3c_mp.task.router import Hub, Spoke
-from a3c_mp.task.sockets import RateLimitedLog
+from a3c_mp.task.sockets import Dialer, RateLimitedLog
 from a3c_mp.task.wire import JOINED, LEFT, encode
 
 
@@ -151,6 +151,13 @@ def works(listening, net):
     hub, end = listening
     net.enter(end).send("works")
     return net.take(hub, 1)[0].event == "works"
+
+
+def test_what_is_no_address_is_refused_and_leaves_no_socket():
+    context = zmq.Context()
+    with pytest.raises(ConfigError, match=r"^attach-to=tcp://10.0.0.5,:1: it is not an address"):
+        Dialer(context, "tcp://10.0.0.5,:1", None)
+    context.term()  # it waits until all are closed
 
 
 def test_attached_nodes_get_numbers_after_those_of_the_hubs_own_and_its_greeting(listening, net):

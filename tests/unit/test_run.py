@@ -407,6 +407,14 @@ def test_a_late_further_signal_ends_a_run_that_does_not_react(args, clock, monke
         assert ended == [130]
 
 
+def test_time_that_passes_while_a_run_ends_is_not_why_it_has_ended(args, clock):
+    with a_run(replace(args, total_steps=10, max_seconds=60.0)) as run:
+        run.record_rollout(10, [], 0, 0)
+        run.end_round()
+        clock[0] += 100
+    assert (run.exit_code, run.exit_reason) == (0, "total_steps")
+
+
 def test_the_time_limit_counts_from_the_first_rollout(args, clock):
     with a_run(replace(args, max_seconds=60.0)) as run:
         clock[0] += 100
