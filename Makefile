@@ -22,7 +22,7 @@ play: $(VENV)/.installed
 	$(BIN)/python play.py "$(POLICY)" --episodes 1 $(if $(DISPLAY)$(WAYLAND_DISPLAY),--window,--video game.mp4) $(ARGS)
 
 test: $(VENV)/.installed-all
-	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist worksteal $(ARGS)
 
 test-fast: $(VENV)/.installed-all
 	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 8 --dist worksteal -m 'not slow and not whole' tests/unit $(ARGS)

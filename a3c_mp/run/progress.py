@@ -149,12 +149,12 @@ class Progress:
         return self.window.lose(event.actor)
 
     def stop_reason(self) -> str | None:
-        """Why the run should stop: "solved", "max_seconds" or "total_steps"; None if it should not."""
+        """Why the run should stop: "solved", "total_steps" or "max_seconds"; None if it should not."""
         if self.solved_at is not None or self._is_solved:
             return "solved"
-        if self.seconds_left <= 0:
-            return "max_seconds"
-        return "total_steps" if self.steps >= self.args.total_steps else None
+        if self.steps >= self.args.total_steps:  # first: the time may pass while actors end
+            return "total_steps"
+        return "max_seconds" if self.seconds_left <= 0 else None
 
     @property
     def seconds_left(self) -> float:

@@ -194,7 +194,7 @@ class Run(RunState):
         if self._finished:
             return
         self.metrics.clock.stopped = self.timing.ended  # what comes after the training loop is in no rate
-        reason = self._reason()
+        reason = self.progress.stop_reason()
         reached_its_end = error is None and reason in HOW_TO_GO_ON
         if reached_its_end and self.args.eval_every and not self.is_interrupted():
             self.progress.evals.finish()
@@ -213,7 +213,7 @@ class Run(RunState):
         elif not self.exit_code and self.progress.learned_nothing(reached_its_end):
             self.exit_code, self.exit_reason = 1, "error: no update, because of NaN or inf; see the warnings above"
             self.log.error(self.exit_reason)
-        self.exit_reason = self.exit_reason or self._reason()
+        self.exit_reason = self.exit_reason or self.progress.stop_reason()
         self._attempt("metrics", self.metrics.flush)
         if self.args.deterministic and self.steps != self._round_steps:
             since = f" since {self.checkpointer.newest.stem}" if self.checkpointer.newest else ""
@@ -223,11 +223,6 @@ class Run(RunState):
             self.unsaved = self.checkpointer.saved_steps != self.steps
             self.exit_code = 1 if self.unsaved else self.exit_code
         self._attempt("summary", lambda: run_dir.write_summary(self.folder, self.lock, self.summary()))
-
-    def _reason(self) -> str | None:
-        """Why the run ends: what its last round has found, as `--max-seconds` may have passed since."""
-        reason = self.progress.stop_reason()
-        return self._reason_to_stop or reason if reason == "max_seconds" else reason
 
     def _attempt(self, what: str, write: Callable[[], None]) -> None:
         """Write something at the end of a run; a failure (a full disk, a lost GPU) must not prevent the rest."""
