@@ -147,6 +147,7 @@ def test_a_rank_that_is_killed_ends_all_and_the_last_generation_goes_on(train, s
     assert done.summary["steps"] >= 800, "at most the generation that had just ended is lost"
 
 
+@SLOW
 @pytest.mark.timeout(300)
 def test_a_signal_ends_a_rank_that_waits_for_another_one(train, scripts):
     process = train(2, "--total-steps", "1e7")

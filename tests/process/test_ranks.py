@@ -65,7 +65,9 @@ def test_ranks_meet_on_the_interface_towards_rank_0_in_a_private_network(address
         assert ranks.find_interface(env) == expected
 
 
-@pytest.mark.parametrize("ended_by", [None, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ended_by", [None, *(pytest.param(signum, marks=pytest.mark.slow) for signum in (signal.SIGTERM, signal.SIGINT))]
+)
 def test_a_rank_whose_others_never_come_says_so_and_ends(scripts, monkeypatch, ended_by):
     for name, value in (RANKS | {"RANK": "0", "MASTER_PORT": "0"}).items():
         monkeypatch.setenv(name, value)

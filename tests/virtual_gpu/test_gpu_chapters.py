@@ -70,7 +70,8 @@ OTHERS = {
     "ray_dqn": Case(RAY_DQN, DRAWING),
 }
 assert {case.chapter.algorithm for case in (QUICK | OTHERS).values()} >= {chapter.algorithm for chapter in CHAPTERS}
-CASES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+SLOW = ("a3c_data", *OTHERS)  # the first has most of its code in common with its images, and with chapter 5
+CASES = [*(name for name in QUICK if name not in SLOW), *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 WAITS = {
     "precision.acting_forward.<locals>.forward": {"step": 1, "load": 2},  # the first of a run; games that are truncated
