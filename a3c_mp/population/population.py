@@ -189,7 +189,7 @@ class Population:
             replay = {name: rows[:, :used].clone() for name, rows in shards.fields().items() if name != "frame"}
             replay["frame"] = shards.fields()["frame"][:, :used].contiguous()
         counters = {"generation": self.generation, "sizes": self._sizes, "rows": self.memory.rows.clone()}
-        # Of a generation that has not ended its members: a resumed run repeats it.
+        # Without the lines of the generation that this state begins with: a resumed run records it again.
         counters["lineage"] = [row for row in self.lineage if row["generation"] < self.generation]
         return {**counters, "replay": replay, "members": members}
 

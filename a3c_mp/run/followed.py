@@ -15,7 +15,7 @@ VARIABLE = "A3C_MP_FOLLOWED"  # environment variable with the path of the folder
 
 
 def tell(**facts: Any) -> bool:
-    """Add a file, which nobody has to read for the run to go on. Returns whether it is written."""
+    """Add a file; the run goes on also if it is never read. Returns whether it is written."""
     if (folder := os.environ.get(VARIABLE)) is None:
         return False
     path = Path(folder, f"{time.monotonic_ns():020}.tmp")
