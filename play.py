@@ -29,7 +29,7 @@ from a3c_mp.errors import ConfigError, shown, start_here
 from a3c_mp.nets.distributions import ACTIONS, ActionHead, mask_logits
 from a3c_mp.run import export
 from a3c_mp.run.banner import net_name
-from a3c_mp.run.evaluate import NUM_ENVS, Policy, make_play_envs, play_episodes
+from a3c_mp.run.evaluate import Policy, make_play_envs, play_episodes
 from a3c_mp.run.preflight import probe_env
 from a3c_mp.run.script import exit_with
 from a3c_mp.wrappers import ActionScaling, close
@@ -50,7 +50,7 @@ class Args:
     """play random actions in the environment of the run: what its returns are to be compared with"""
     seed: Annotated[int, Between(0, 2**31 - 1)] = 10_000
     """random seed of environments and sampling"""
-    num_envs: Count = NUM_ENVS
+    num_envs: Count = CommonArgs.eval_envs
     """parallel environments"""
     member: Annotated[int, Between(0)] | None = None
     """population: the member at this place of the newest checkpoint, instead of the fittest so far; where members
@@ -171,20 +171,20 @@ def main() -> int:
     else:
         policy = TrainedPolicy(run, sampled=args.sampled, seed=args.seed)
     video, seed, steps = args.video, args.seed, args.max_steps
+    for path in [None] * args.window + [video] * bool(video):  # errors come before the games
+        close(export.open_rendered(run.env_id, path))  # of some environments a process may have one at a time
+    print(f"{description(run, args)}, seed {seed}")
+    play(run, policy, args)
     with ExitStack() as stack:
-        rendered = []  # opened before the games, so that errors come first
-        for path in [None] * args.window + [video] * bool(video):
-            rendered.append(export.open_rendered(run.env_id, path))
-            stack.callback(close, rendered[-1])
-        print(f"{description(run, args)}, seed {seed}")
-        play(run, policy, args)
         if args.window:
-            game = export.play_rendered(policy, rendered[0], seed=seed, max_steps=steps)
+            stack.callback(close, env := export.open_rendered(run.env_id, None))
+            game = export.play_rendered(policy, env, seed=seed, max_steps=steps)
             print(f"in the window: a game of {game.length} steps, score {game.episode_return:.10g}")
-            close(rendered[0])  # which it may be again
+            stack.close()
         if video is not None:
+            stack.callback(close, env := export.open_rendered(run.env_id, video))
             try:
-                game = export.record_episode(policy, run.env_id, rendered[-1], video, seed=seed, max_steps=steps)
+                game = export.record_episode(policy, run.env_id, env, video, seed=seed, max_steps=steps)
             except OSError as error:  # ffmpeg ended, as on a full disk; its own words may be long
                 raise ConfigError("video", video, "it cannot be written to the end", "is the disk full?") from error
             print(f"{shown(str(video))}: a game of {game.length} steps, score {game.episode_return:.10g}")

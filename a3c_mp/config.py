@@ -91,6 +91,8 @@ class CommonArgs:
     """episodes in each evaluation, the same seeds every time"""
     eval_max_steps: Count = 27_000
     """longest evaluation game (agent steps): it is cut there, with the return so far; Atari ends games there itself"""
+    eval_envs: Count = 8
+    """environments that play evaluation games at the same time, in one process"""
     stop_eval_return: float | None = None
     """early stopping: solved when the mean return of an evaluation reaches this; needs --eval-every"""
     max_seconds: Annotated[float, Between(0.1)] | None = None

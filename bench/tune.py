@@ -167,7 +167,7 @@ def main() -> int:
         why = f"study {args.study} cannot be opened there ({one_line(error)[:200]})"
         raise ConfigError("out", args.out, why, "name another file, in a folder that is there, or a study") from error
     if args.trials:
-        command = [*common.CHAPTERS[args.chapter], *flags]
+        command = [*common.CHAPTERS[args.chapter], "--stop-return=None", *flags]  # else all that solve it were alike
         own = searched(common.trainer_settings(command), command[1:])  # bad flags end the search here
         before = study.user_attrs.get("command", shlex.join(command))
         if before != shlex.join(command):

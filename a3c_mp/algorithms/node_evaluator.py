@@ -3,6 +3,7 @@
 import math
 import socket
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -163,6 +164,7 @@ class InlineEvaluator(Closing):
         self.args, self.is_interrupted, self._deadline = args, is_interrupted, math.inf
         self._net: Any = None  # of a snapshot, until its result is there
         self._result: PlayedGames | None = None
+        self._error: WorkerError | None = None  # of a game that raised, as in an evaluator's process
 
     def start(self, net: nn.Module) -> None:
         self._net = net
@@ -174,11 +176,19 @@ class InlineEvaluator(Closing):
     def play(self, net: ActorCritic) -> None:
         """Play all games, and keep the result for the learner unless the run or the time ends meanwhile."""
         with suppress(Stopped), global_generators_kept():  # the collectors play in this process, too
-            result = play_evaluation(self.args, net, make_policy, self)
+            try:
+                result = play_evaluation(self.args, net, make_policy, self)
+            except Stopped:
+                raise
+            except (Exception, SystemExit):  # an environment of the user's own can raise anything
+                self._net, self._error = None, WorkerError(f"the evaluator failed:\n{traceback.format_exc()}")
+                return
             self._net = None  # first: once the result is there, another thread may start the next one
             self._result = result
 
     def poll(self) -> PlayedGames | None:
+        if self._error is not None:
+            raise self._error
         result, self._result = self._result, None
         return result
 

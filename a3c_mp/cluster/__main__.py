@@ -24,6 +24,7 @@ from a3c_mp.processes.spawn import SIGNALS
 PORT = 6399
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0  # longest time from a signal to the end of a node that is used
+HEADLESS_SECONDS = 300  # after which a node ends whose head is gone: of processes that run there, a trainer saves first
 REACHED_SECONDS = 60.0  # after which the head must have reached a node, or given it up
 
 
@@ -103,7 +104,8 @@ def run_node(args: argparse.Namespace, cluster: ClusterAddress, host: str, optio
     given = {"num-cpus": args.num_cpus, "num-gpus": args.num_gpus}
     sizes = [f"--{name}={size}" for name, size in given.items() if size is not None]
     options += [f"--node-ip-address={host}", *sizes, *port_options(args)]
-    with closing(Node(options, environment(cluster))) as node:
+    settings = {**environment(cluster), "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_SECONDS)}
+    with closing(Node(options, settings)) as node:
         address = node.wait_for_start()
         cluster = cluster._replace(address=address) if cluster.address.endswith(":0") else cluster
         text = text.replace("ADDRESS", cluster.address)

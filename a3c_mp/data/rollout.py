@@ -81,7 +81,7 @@ class InfoField(NamedTuple):
                 if np.shape(value) != self.shape:
                     raise ValueError
                 values[env] = value
-                if values.dtype.kind in "iu" and not np.array_equal(values[env], value):
+                if values.dtype.kind in "biu" and not np.array_equal(values[env], value):
                     raise ValueError
             except (TypeError, ValueError, OverflowError):
                 given, wanted = " ".join(repr(value).split())[:80], f"{self.dtype} of shape {self.shape}"

@@ -63,6 +63,8 @@ def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
         flags = f"--episodes {args.eval_episodes} --seed {evaluation_seed(args)}"
         if args.eval_max_steps != CommonArgs.eval_max_steps:
             flags += f" --max-steps {args.eval_max_steps}"
+        if args.eval_envs != CommonArgs.eval_envs:
+            flags += f" --num-envs {args.eval_envs}"
         games = f"{args.eval_episodes} greedy games, as play.py {flags} plays them"
         lines.append(f"evaluation every {args.eval_every:,} steps: {games}")
     return lines

@@ -8,6 +8,7 @@ import pickle
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +156,10 @@ class Checkpointer:
     def save_best(self, net: nn.Module, steps: int) -> None:
         """Write the net of the best evaluation, of weights after these agent steps; a failure costs a warning."""
         self._tried_seconds = -math.inf  # the next checkpoint is due: it knows the result that belongs to this file
-        for path in checkpoint.list_checkpoints(self.folder, "best"):
-            if int(checkpoint.steps_of(path)) > steps:  # by training, while the first evaluation played: it would count
-                path.with_suffix(".json").unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, a warning follows
+            for path in checkpoint.list_checkpoints(self.folder, "best"):
+                if int(checkpoint.steps_of(path)) > steps:  # by training, while the first evaluation played: it counts
+                    path.with_suffix(".json").unlink(missing_ok=True)
         self._write_best({"net": net.state_dict(), "steps": steps})
 
     def _write_best(self, state: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from a3c_mp.run.run_dir import name_of
 GRID = 200  # points at which the curves of a group are compared
 NOT_SETTINGS = {
     "seed", "run_name", "runs_dir", "resume", "checkpoint_seconds", "checkpoint_steps", "track", "max_seconds",
-    "max_restarts", "hang_seconds", "stop_eval_return", "eval_every", "eval_episodes", "eval_max_steps",
+    "max_restarts", "hang_seconds", "stop_eval_return", "eval_every", "eval_episodes", "eval_max_steps", "eval_envs",
     "print_per_step", "listen", "key_file", "address", "token_file", "insecure_cluster",
 }  # fmt: skip
 """settings in which the runs of a group may differ, besides the goal: they do not change what is learned"""
@@ -47,7 +47,7 @@ def settings_of(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run, and its commit; those that a later start has changed as `0.001 -> 0.0001`."""
     starts = [{**start["args"], "commit": start.get("commit")} for start in config.get("starts") or [config]]
     is_population = str(config["algorithm"]).startswith("population")  # evaluation decides who has children
-    left_out = NOT_SETTINGS - {"eval_episodes", "eval_max_steps"} if is_population else NOT_SETTINGS
+    left_out = NOT_SETTINGS - {"eval_episodes", "eval_max_steps", "eval_envs"} if is_population else NOT_SETTINGS
     found = {}
     for name, value in starts[-1].items():
         earlier = [start[name] for start in starts if start.get(name, value) != value]

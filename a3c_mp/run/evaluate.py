@@ -32,7 +32,6 @@ from a3c_mp.run.script import raise_received
 from a3c_mp.seeds import seed_global_generators
 from a3c_mp.wrappers import EVALUATOR, OUTSIDE, UNWATCHED, ActionScaling, GuardedEnvs, make_vec_env
 
-NUM_ENVS = 8  # games played at once
 NICENESS = 10  # actors have 5: where cores are short, training goes first
 LOOK_SECONDS = 0.1  # shortest time between two looks at the evaluator
 
@@ -60,7 +59,7 @@ def make_policy(net: ActorCritic, action_space: gymnasium.Space, *, greedy: bool
 
 
 def make_play_envs(
-    env_id: str, episodes: int, *, seed: int, num_envs: int = NUM_ENVS, heartbeats: Any = UNWATCHED,
+    env_id: str, episodes: int, *, seed: int, num_envs: int = CommonArgs.eval_envs, heartbeats: Any = UNWATCHED,
     actor: int = OUTSIDE,
 ) -> GuardedEnvs:  # fmt: skip
     """Make the environments for `play_episodes`, at most as many as episodes, and seed what they may draw from."""
@@ -96,7 +95,7 @@ def play_evaluation(args: CommonArgs, net: nn.Module, make_policy: MakePolicy, c
     """Play the games of an evaluation, greedily with a net on the CPU; each step is a heartbeat of the channel."""
     try:
         seed = evaluation_seed(args)
-        who = {"heartbeats": channel, "actor": EVALUATOR}
+        who = {"num_envs": args.eval_envs, "heartbeats": channel, "actor": EVALUATOR}
         env = channel.closing(make_play_envs(args.env_id, args.eval_episodes, seed=seed, **who))
         policy = make_policy(net, env.single_action_space)
         games = list(play_episodes(policy, env, args.eval_episodes, args.eval_max_steps))

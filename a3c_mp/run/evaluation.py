@@ -75,8 +75,8 @@ class Evaluations:
 
     @property
     def decides_now(self) -> bool:
-        """Whether evaluations decide by now: until the first result training does, unless they have a goal."""
-        return self.decides and (self.every == 0 or self.goal is not None or self.finished > 0)
+        """Whether evaluations decide by now: without a goal, training does until one has a finite mean return."""
+        return self.decides and (self.every == 0 or self.goal is not None or bool(self.best))
 
     def record_restart(self, text: str) -> None:
         """Record that the evaluator has been replaced, and why."""
@@ -173,7 +173,7 @@ class Evaluations:
     @property
     def _games(self) -> list[int]:
         """What a result must have in common with another one to be compared with it."""
-        return [self.args.eval_episodes, self.args.eval_max_steps, evaluation_seed(self.args)]
+        return [self.args.eval_episodes, self.args.eval_max_steps, self.args.eval_envs, evaluation_seed(self.args)]
 
     def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
         """Continue at this number of agent steps; the best result is forgotten if evaluations have other games now."""

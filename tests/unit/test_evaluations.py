@@ -104,16 +104,19 @@ def test_a_failed_evaluator_costs_a_warning_and_with_a_goal_the_run(scene, log, 
     scene.progress.record_rollout(0, [Episode(9.0, 5)] * MIN_EPISODES, 0, 0)
     scene.round(100)
     assert scene.progress.is_best, "until the first result training decides, as the run may end before"
-    scene.progress.evals.finished = 1
+    scene.round(110, games(math.nan))
+    assert scene.progress.is_best, "nor does a result without a mean count"
+    scene.evals.record(100, games(1.0))
     assert not scene.progress.is_best
-    scene.round(150, LOST)
+    scene.round(200)
+    scene.round(210, LOST)
     assert scene.progress.is_best, "from here on training decides"
     scene.progress.best_mean = scene.progress.state_dict()["best_mean"]  # as a checkpoint does
     assert not scene.progress.is_best, "it is no higher than it was"
-    for steps in (200, 300):
+    for steps in (250, 300):
         scene.round(steps)
     assert tape.messages == ["no further evaluation in this run, training continues: evaluator (pid 1) is lost"]
-    assert (scene.played, scene.tape) == ([100], ["closed"])
+    assert (scene.played, scene.tape) == ([100, 200], ["closed"])
     scene = Scene(log, WITH_GOAL)
     scene.round(100)
     with pytest.raises(WorkerError, match="is lost"):
@@ -226,14 +229,25 @@ def test_a_run_is_evaluated_beside_its_training_and_play_repeats_its_best_games(
 
 @pytest.mark.parametrize("chapter", [A3C_DATA, TASK], ids=row_id)
 def test_games_that_do_not_end_are_cut_in_evaluations_and_in_play(run_inline, chapter, register):
-    register(changes={"rest": (1.0, False, False, {})})
-    cut = ["--eval-every", "100", "--eval-episodes", "3", "--eval-max-steps", "7"]
+    opened, at_once = set(), []
+
+    def __init__(self):
+        opened.add(self)
+        at_once.append(len(opened))
+
+    changes = {"rest": (1.0, False, False, {}), "__init__": __init__, "close": lambda self: opened.discard(self)}
+    register(changes=changes)
+    cut = ["--eval-every", "100", "--eval-episodes", "3", "--eval-max-steps", "7", "--eval-envs", "1"]
     done = run_inline.train(chapter, "--env-id", "Custom-v0", *cut, "--total-steps", "300")
     assert done.code == 0, done.err
     assert done.evals["return_mean"] == done.evals["length_mean"] == 7.0
     assert "3 games, of which 3 reached 7 steps, where they are cut (--eval-max-steps)" in done.log
-    assert "as play.py --episodes 3 " in done.log
-    played = run_inline("play.py", "runs/r", "--episodes", "3", "--max-steps", "7")
+    line = next(line for line in done.log.splitlines() if "as play.py --episodes 3 " in line)
+    assert line.endswith(" --max-steps 7 --num-envs 1 plays them")
+    opened.clear()
+    at_once.clear()
+    played = run_inline("play.py", "runs/r", "--episodes", "3", "--max-steps", "7", "--num-envs", "1")
+    assert set(at_once) == {1}
     assert "raw scores: 7 7 7" in played.out
     assert "3 of them reached 7 steps, where they are cut (--max-steps)" in played.out
 

@@ -461,6 +461,19 @@ def test_the_games_of_a_standalone_evaluator_end_with_the_run_and_with_the_time(
     assert end.take() is not None, "it has no result yet"
 
 
+def raises(self, action):
+    raise OSError("one at a time")
+
+
+def test_an_error_of_a_standalone_evaluators_environment_is_one_of_the_evaluator(register):
+    settings = train_task.Args(env_id=register(changes={"step": raises}))
+    end = InlineEvaluator(settings, lambda: False)
+    end.start(A3CSetup(settings).net)
+    with pytest.raises(WorkerError, match=r"(?s)^the evaluator failed:\nTraceback .*one at a time"):
+        end.wait(9.0)
+    assert end.take() is None
+
+
 # ---- what is counted
 
 

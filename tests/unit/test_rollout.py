@@ -97,6 +97,8 @@ def test_a_value_that_does_not_fit_an_added_field_is_refused_by_name(value):
 def test_a_number_that_an_added_field_cannot_hold_is_refused_by_name(value):
     with pytest.raises(ValueError, match=r"^infos\['health'\] is .*, rollout_fields says torch.uint8 of shape \(\)$"):
         InfoField(dtype=torch.uint8).read({"health": [value]}, "health", 1)
+    with pytest.raises(ValueError, match=r"rollout_fields says torch.bool of shape \(\)$"):
+        InfoField(dtype=torch.bool).read({"health": [value]}, "health", 1)
 
 
 @settings(deadline=None)
