@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -22,7 +22,7 @@ class Trial(NamedTuple):
     lost: str  # which numbers of observations change, but not in float32, which nets get; "" if there are none
 
 
-def check_contract(env: gymnasium.Env) -> Trial:
+def check_contract(env: gymnasium.Env, beat: Callable[[], object] = lambda: None) -> Trial:
     """Reset an environment and step it with the lowest and with the highest action that it allows.
 
     It keeps the wrappers of its own, but not those that gymnasium and `make_env` have added: their errors would not
@@ -41,7 +41,7 @@ def check_contract(env: gymnasium.Env) -> Trial:
             except TypeError as error:
                 api = "gymnasium's API has reset(*, seed=None, options=None)"
                 raise BrokenContract(f"{error} of reset(), {api}") from None
-    checked = CheckedEnv(with_plain_actions(env))
+    checked = CheckedEnv(with_plain_actions(env), beat=beat)
     used = used or [Part(keys, part) for keys, part, _ in leaves(env.observation_space)]
     seen = []
     for last in (False, True):

@@ -162,7 +162,7 @@ def evaluator_of(node: Node, args: RoleArgs, learner: Any) -> EvaluatorChannel |
         return learner.run.progress.evals.evaluator if args.standalone else None
     if "evaluator" not in node.labels:
         return None
-    return EvaluatorChannel(node, args, make_actor_critic(*probe_env(args.env_id), args.net_spec))
+    return EvaluatorChannel(node, args, make_actor_critic(*probe_env(args.env_id, heartbeats=node), args.net_spec))
 
 
 # ---- nodes that join from another machine: `--attach-to`
@@ -236,7 +236,7 @@ def run_node_of_task(node: Node, pipeline: Callable[..., None], args: RoleArgs) 
     """A node that has joined: run the pipeline, as a collector with memory of its own."""
     memory = None
     if args.role == "collector":
-        spaces = probe_env(args.env_id)
+        spaces = probe_env(args.env_id, heartbeats=node)
         net = make_actor_critic(*spaces, args.net_spec)
         dtype = acting_dtype(args.precision, net)
         spec = rollout_spec(args.unroll_length, args.num_envs, *spaces, extra=args.rollout_fields)

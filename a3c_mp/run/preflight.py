@@ -192,11 +192,13 @@ def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
 
 
 def probe_env(
-    env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS, number: int = 0
-) -> tuple[gymnasium.Space, gymnasium.Space]:
+    env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS, number: int = 0,
+    heartbeats: Any = wrappers.UNWATCHED,
+) -> tuple[gymnasium.Space, gymnasium.Space]:  # fmt: skip
     """Make, step and close an environment of process `number`; return its (observation space, action space).
 
-    Raises ConfigError if it cannot be made, has no `actions` of this class, breaks gymnasium's API or ends the process.
+    Its calls are heartbeats, as in `make_vec_env`. Raises ConfigError if it cannot be made, has no `actions` of this
+    class, breaks gymnasium's API or ends the process.
     """
     from a3c_mp.wrappers.trial import check_contract  # here, as actors need none of it
 
@@ -205,6 +207,7 @@ def probe_env(
     env: Any = None
     masked = False
     try:
+        heartbeats.starting()
         env = wrappers.make_env(env_id)
         if first := wrappers.NOT_MADE.get(env_id):
             why = f"it could be made now, but not at first, so its settings are not known ({first})"
@@ -215,11 +218,12 @@ def probe_env(
             if 0 in (space.shape or ()):
                 raise ConfigError("env-id", env_id, f"its {what} have no numbers", "give them one, if only a constant")
         try:
-            TRIALS[env_id] = check_contract(env)
+            TRIALS[env_id] = check_contract(env, heartbeats.beat)
         except wrappers.BrokenContract:
             raise
         except Exception:  # an actor reports it, with its traceback
             pass
+        heartbeats.starting()
         with suppress(Exception):
             masked = wrappers.mask_in(env.reset(seed=0)[1], action_space) is not None
     except (KeyboardInterrupt, Stopped, ConfigError):

@@ -183,7 +183,10 @@ def test_actions_are_one_array_whose_choices_begin_at_0(space, sizes, action, ow
     env.step(np.asarray(action))
     assert env.unwrapped.action in space
     np.testing.assert_equal(env.unwrapped.action, own)
-    assert probe_env(env_id)[1] == env.action_space
+    tape = []
+    heartbeats = SimpleNamespace(starting=lambda: tape.append("starting"), beat=lambda: tape.append("beat"))
+    assert probe_env(env_id, heartbeats=heartbeats)[1] == env.action_space
+    assert tape == ["starting", *4 * ["beat"], "starting"]
     vector = make_vec_env(env_id, 2, seed=0)
     vector.reset()
     vector.step(np.array([action, action]))
