@@ -54,7 +54,7 @@ help:
 $(VENV)/.installed: requirements.txt pyproject.toml
 	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c 'import sys; (3, 11) <= sys.version_info < (3, 15) or sys.exit("Python 3.11 to 3.14 is needed: make PYTHON=python3.12 train, after make clean")'
 	@echo "installing torch and the other packages: a minute or more"
-	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 

@@ -207,14 +207,15 @@ def check_ranges(args: Any) -> None:
     """Raise ConfigError for the first field outside the `Between` of its annotation, or not finite."""
     hints = typing.get_type_hints(type(args), include_extras=True)
     for name in (field.name for field in dataclasses.fields(args)):
-        value, hint = getattr(args, name), hints[name]
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if not math.isfinite(value):
-            raise ConfigError(flag_name(name), value, "must be a finite number")
-        for bounds in bounds_of(hint):
-            if not bounds.low <= value <= bounds.high:
-                raise ConfigError(flag_name(name), value, f"must be {bounds}")
+        given = getattr(args, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not math.isfinite(value):
+                raise ConfigError(flag_name(name), value, "must be a finite number")
+            for bounds in bounds_of(hints[name]):
+                if not bounds.low <= value <= bounds.high:
+                    raise ConfigError(flag_name(name), value, f"must be {bounds}")
 
 
 def bounds_of(hint: Any) -> list[Between]:

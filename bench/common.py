@@ -101,7 +101,7 @@ def split_row(row: str, names: Iterable[str]) -> tuple[str, list[str]]:
     Raises:
         ConfigError: a word is neither name=value nor a switch.
     """
-    name, *words = row.split()
+    name, *words = row.split() or ["default"]
     if name not in names:
         name, words = "", [name, *words]
     for word in words:
@@ -172,6 +172,9 @@ def train(command: Sequence[str], args: Any, name: str, steps: float = math.inf)
     Raises:
         SystemExit: it failed; it has printed why.
     """
+    if given := {"--seed", "--run-name"} & {word.partition("=")[0].replace("_", "-") for word in command[:-1]}:
+        flag = min(given)[2:]
+        raise ConfigError(flag, "", "each run gets one of its own here", "leave it out; --seeds says how many runs")
     folder = run_folder(args, name)
     place = [f"--runs-dir={folder.parent}", f"--run-name={folder.name}"]
     with running_script([*command, *place]) as process:

@@ -110,7 +110,7 @@ def begin(kind: str, args: Any, env_id: str, settings: dict[str, Any], **more: A
     flags = {name: value for name, value in asdict(args).items() if name not in PLACES}
     result = {
         "kind": kind, "chapter": getattr(args, "chapter", kind), "env_id": env_id,
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"), "commit": commit_of(), "machine": here,
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"), "commit": commit_of() or "none", "machine": here,
         "load_at_start": round(load, 2), "versions": versions(), "bench": flags, "settings": settings,
         **more, "runs": [],
     }  # fmt: skip
@@ -172,7 +172,7 @@ def measure(
     missing = [each for each in plan if each not in done]
     for number, (row, seed) in enumerate(missing):
         own = before_run(result, missing[number:])  # which may wait for hours
-        about = {"row": row, "seed": seed, "commit": commit_of(), "load": round(os.getloadavg()[0], 2)} | own
+        about = {"row": row, "seed": seed, "commit": commit_of() or "none", "load": round(os.getloadavg()[0], 2)} | own
         result["runs"].append(about | run(row, seed))
         save(path, result)
         print(table(result), flush=True)

@@ -118,14 +118,13 @@ def train(trial: optuna.Trial | None, command: list[str], folder: Path, total_st
     with common.running_script(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
-            games, due = common.read_games(folder), (reported + 1) * total_steps // REPORTS
-            value = common.mean_return(games, due)
-            if trial is None or value is None or games[-1].steps < due:
-                continue
-            reported += 1
-            trial.report(value, due)
-            if trial.should_prune():
-                raise optuna.TrialPruned
+            games = common.read_games(folder) if trial is not None else []
+            while games and games[-1].steps >= (due := (reported + 1) * total_steps // REPORTS):
+                reported += 1
+                if (value := common.mean_return(games, due)) is not None:
+                    trial.report(value, due)
+                    if trial.should_prune():
+                        raise optuna.TrialPruned
     if process.returncode != 0:
         raise optuna.TrialPruned(f"exit code {process.returncode}")  # settings that contradict each other, or diverge
     value = common.mean_return(common.read_games(folder))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -96,12 +97,18 @@ def train(
     find_temporary_folder()
     told: dict[str, Any] = {}
     is_stopped = False
+    killer: threading.Timer | None = None  # of a step or loss that never returns
     with following([sys.executable, str(script), *words]) as (process, lines):
         for line in lines:
             told |= line
             if "metrics" in line and not is_stopped and not call_hooks(hooks, line["steps"], line["metrics"]):
                 is_stopped = True
                 process.terminate()
+                killer = threading.Timer(END_SECONDS, process.kill)
+                killer.daemon = True
+                killer.start()
+    if killer is not None:
+        killer.cancel()
     result = result_of(process.returncode, told, given.get("env_id", ""))
     if is_stopped and result.exit_reason == "SIGTERM":
         result = replace(result, exit_reason="callback")

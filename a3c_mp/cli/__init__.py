@@ -15,7 +15,7 @@ from gymnasium.spaces import Box
 
 from a3c_mp import wrappers
 from a3c_mp.cli.flags import as_flag, check_unused
-from a3c_mp.cli.parser import make_parser, plain_type, read_flags, refusal
+from a3c_mp.cli.parser import is_flag_type, make_parser, plain_type, read_flags, refusal
 from a3c_mp.config import PLACE, CommonArgs, check_name, check_ranges, flag_name, format_error, has_checkpoint
 from a3c_mp.errors import ConfigError, Stopped, start_here
 from a3c_mp.nets.layers import is_image
@@ -129,12 +129,14 @@ def _check_class(args_class: Any) -> None:
     for field in dataclasses.fields(args_class):
         if field.default is dataclasses.MISSING:
             raise ConfigError(flag_name(field.name), "", "it has no plain default", "give one, such as a tuple or None")
-        kind = plain_type(hints[field.name])
-        if (typing.get_origin(kind) or kind) in (list, dict, set):
+        if not is_flag_type(hints[field.name]):
             raise ConfigError(flag_name(field.name), "", f"no flag can be a {field.type}", "make it a tuple[int, ...]")
-        if (value := vars(args_class).get(field.name, field.default)) is not field.default:
+        if (value := getattr(args_class, field.name)) is not field.default:
+            owner = next(each for each in args_class.__mro__ if field.name in vars(each))
             fix = f"write {field.name}: {getattr(field.type, '__name__', field.type)} = {value!r}"
-            raise ConfigError(flag_name(field.name), value, f"{args_class.__name__} sets it without its type", fix)
+            if "__dataclass_params__" not in vars(owner):
+                fix += ", with @dataclass(frozen=True) above the class"
+            raise ConfigError(flag_name(field.name), value, f"{owner.__name__} sets it without effect", fix)
 
 
 def _fields(args_class: Any) -> set[str]:

@@ -75,21 +75,21 @@ class Rule(NamedTuple):
     beside: str = ""  # a field without which, too, the flags have an effect
 
 
-CONTINUOUS = ("ddpg", "td3")  # an algorithm of one's own may use all flags
+CONTINUOUS = ("ddpg", "td3")  # values of one's own may use all flags
 USE_TD3 = "use --algo td3 (chapter 3)"
 RULES = (
     Rule("run-name runs-dir resume-or-start", "resume", lambda folder: not folder, "start a new run without --resume"),
-    Rule("n-step", "returns", lambda returns: returns == "nstep", "add --returns nstep"),
-    Rule("gae-lambda", "returns", lambda returns: returns == "gae", "add --returns gae"),
-    Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer == "rmsprop", "add --optimizer rmsprop"),
-    Rule("adam-eps", "optimizer", lambda optimizer: optimizer == "adam", "use --rmsprop-eps", beside="rmsprop_eps"),
+    Rule("n-step", "returns", lambda returns: returns != "gae", "add --returns nstep"),
+    Rule("gae-lambda", "returns", lambda returns: returns != "nstep", "add --returns gae"),
+    Rule("rmsprop-eps", "optimizer", lambda optimizer: optimizer != "adam", "add --optimizer rmsprop"),
+    Rule("adam-eps", "optimizer", lambda optimizer: optimizer != "rmsprop", "use --rmsprop-eps", beside="rmsprop_eps"),
     Rule("epsilon ladder-exponent net num-quantiles", "algo", lambda algo: algo not in CONTINUOUS, "add --algo dqn"),
     Rule("noise noise-exponent noise-memory policy-learning-rate", "algo", lambda algo: algo != "dqn", "see --algo"),
     Rule("target-noise target-noise-clip policy-delay", "algo", lambda algo: algo not in ("dqn", "ddpg"), USE_TD3),
     Rule("repeat-fraction", "update_epochs", lambda epochs: epochs > 1, "raise --update-epochs"),
     Rule("entropy-steps", "entropy_coef_end", lambda end: end is not None, "add --entropy-coef-end"),
     Rule("explore-steps explore-after", "explore_envs", bool, "add --explore-envs"),
-    Rule("eval-episodes eval-max-steps", "eval_every", bool, "add --eval-every"),
+    Rule("eval-episodes eval-max-steps eval-envs", "eval_every", bool, "add --eval-every"),
     Rule("confirm-episodes", "stop_return", lambda goal: goal is not None, "add --stop-return"),
     Rule("placement", "address", bool, "add --address"),
     Rule("replay-size", "replay_proportion", bool, "raise --replay-proportion"),

@@ -97,6 +97,17 @@ def plain_type(hint: Any) -> Any:
     return hint
 
 
+def is_flag_type(hint: Any) -> bool:
+    """Whether words of a command line can say a value of this type: one kind of number, text or choice, or a tuple."""
+    kind, others = plain_type(hint), {*typing.get_args(hint)} - {type(None)}
+    if typing.get_origin(hint) in (typing.Union, types.UnionType) and len(others) > 1:
+        return False
+    if typing.get_origin(kind) is tuple:
+        items = {*typing.get_args(kind)} - {...}
+        kind = items.pop() if len(items) == 1 else None
+    return kind in (bool, int, float, str, Path) or typing.get_origin(kind) is typing.Literal
+
+
 def field_docs(args_class: type) -> dict[str, tuple[str, str]]:
     """field -> (what the class says that declares it, the docstring below it, also in a subclass)"""
     docs: dict[str, tuple[str, str]] = {}

@@ -58,7 +58,8 @@ def main() -> None:
     while goes_on:
         found = algorithm.train()[RESULTS]
         mean = found.get("episode_return_mean")  # of the last 100 games by itself
-        means.extend([] if mean is None or mean != mean else [mean] * WINDOW)
+        played = int(found.get("num_episodes_lifetime", 0))
+        means.extend([] if mean is None or mean != mean else [mean] * min(played, WINDOW))
         goes_on = points.add(int(found.get("num_env_steps_sampled_lifetime", 0)), means)
     algorithm.stop()
 

@@ -373,11 +373,45 @@ class Untyped(PPOArgs):
     unroll_length = 48
 
 
+@dataclass(frozen=True)
+class Inherited(Untyped):
+    chapter = "own"
+
+
+class UndecoratedGamma(PPOArgs):
+    gamma: float = 0.5
+
+
+@dataclass(frozen=True)
+class BelowGamma(UndecoratedGamma):
+    chapter = "own"
+
+
+@dataclass(frozen=True)
+class OfTwoKinds(PPOArgs):
+    sizes: tuple[int, str] = (1, "a")
+
+
+@dataclass(frozen=True)
+class OfAnyKind(PPOArgs):
+    sizes: tuple = (64, 64)
+
+
+@dataclass(frozen=True)
+class OneOrTheOther(PPOArgs):
+    share: int | float = 0.5
+
+
 @pytest.mark.parametrize(
     ("args_class", "presets", "line"),
     [
         (Undecorated, {}, r"Undecorated: its settings have no effect; put @dataclass\(frozen=True\) above it"),
-        (Untyped, {}, "unroll-length=48: Untyped sets it without its type; write unroll_length: Count = 48"),
+        (Untyped, {}, "unroll-length=48: Untyped sets it without effect; write unroll_length: Count = 48"),
+        (Inherited, {}, "unroll-length=48: Untyped sets it without effect; write unroll_length: Count = 48"),
+        (BelowGamma, {}, r"gamma=0.5: UndecoratedGamma sets it .*, with @dataclass\(frozen=True\) above the class"),
+        (OfTwoKinds, {}, r"sizes: no flag can be a tuple\[int, str\]; .*"),
+        (OfAnyKind, {}, "sizes: no flag can be a .*tuple.*"),
+        (OneOrTheOther, {}, r"share: no flag can be a int \| float; .*"),
         (PPOArgs, {"CartPole-v1": {"angle": 1}}, "angle: a preset of CartPole-v1 sets it, .* no such setting"),
     ],
 )
