@@ -42,6 +42,10 @@ ENDING = {int(number) for number in os.environ.get(PARENT_VARIABLE, "").split()[
 IGNORED_AT_START = frozenset(s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN) - ENDING
 """other signals that were ignored when the process started (by nohup: SIGHUP); environments may ignore more later"""
 
+if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # by what started this program: exit codes would be lost
+    with suppress(ValueError):  # not on the main thread
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
 # glibc returns every large block to the kernel at once and requests it again, zeroed page by page, at the next gradient
 # step: a fifth of the learner's time on a CPU. Here freed memory stays in the process.
 with suppress(OSError, AttributeError):  # another C library

@@ -87,6 +87,7 @@ class RayProcess:
             is_lost = "node has died" in str(error) or node not in self.session.state.nodes
             how = "was lost with its node" if is_lost else "died"
             self.how = f"at {where} {how}" if node else "died at its start"
+            failure = str(error) if getattr(error, "actor_init_failed", False) else ""
         if failure:
             self.has_failed = True
             with suppress(OSError):  # its reader has gone

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -138,7 +139,9 @@ class Node:
     def wait_for_start(self) -> str:
         """Wait until the node runs; returns HOST:PORT of its cluster's head. Raises ConfigError if it cannot start."""
         if not select.select([self._output], [], [], START_SECONDS)[0] or self._output.readline() != b"0\n":
-            why = " ".join((self.folder / guardian.LOG).read_text(errors="replace").split())[-300:]
+            why = "its guardian was killed"
+            with suppress(OSError):
+                why = " ".join((self.folder / guardian.LOG).read_text(errors="replace").split())[-300:] or why
             raise ConfigError("node", "", f"Ray cannot be started here ({why})", "see docs/ray.md")
         return (self.folder / "ray" / "ray_current_cluster").read_text()
 
@@ -167,3 +170,9 @@ class Node:
         os.close(self._pipe)
         with suppress(subprocess.TimeoutExpired):
             self._guardian.wait(END_SECONDS)
+        if self.folder.exists():  # the guardian was killed, or is stopped
+            for path in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    if os.getsid(pid := int(path.name)) == self._guardian.pid:
+                        os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(self.folder, ignore_errors=True)

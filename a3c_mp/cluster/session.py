@@ -57,7 +57,7 @@ class Session:
         self._node: Node | None = None  # of a cluster of its own
         self._started: dict[str, tuple[str, Resources, Collection[str], float]] = {}  # of actors; see `start`
         self._trainer: Any = None  # the actor that holds its GPU
-        self._ending = threading.Event()
+        self._ending, self._is_shut_down = threading.Event(), threading.Event()
 
     def __enter__(self) -> Self:
         try:
@@ -76,12 +76,17 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self._ending.set()
         # No daemon: `exit_with` then ends the process at once, as Ray's threads may crash an interpreter that ends.
-        shutdown = threading.Thread(target=self.ray.shutdown, name="ray-shutdown", daemon=False)
+        shutdown = threading.Thread(target=self._shut_down, name="ray-shutdown", daemon=False)
         shutdown.start()
-        shutdown.join(SHUTDOWN_SECONDS)
-        if shutdown.is_alive():  # without its node, Ray would end this process: the node ends after it
+        if self._is_shut_down.wait(SHUTDOWN_SECONDS):
+            shutdown.join()
+        else:
             atexit.unregister(self.ray.shutdown)  # it would wait again
-        elif self._node is not None:
+
+    def _shut_down(self) -> None:
+        self.ray.shutdown()
+        self._is_shut_down.set()
+        if self._node is not None:  # before, Ray would end this process without its node
             self._node.close()
 
     def check(self) -> None:

@@ -2,7 +2,8 @@
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ NCCL_SETTINGS = {
 }
 """of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, 2.13; not run on GPUs"""
 
+MEETING_POLL_SECONDS = 0.02
+
 
 class Stateful(Protocol):
     """An object whose state can be saved and restored, as nets and optimizers are."""
@@ -40,12 +43,14 @@ class LearnerGroup:
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size, self._cuda, self._is_aborted = rank, size, False, False
 
-    def connect(self, place: str | tuple[str, int], gpu: int | None, seconds: float) -> None:
+    def connect(
+        self, place: str | tuple[str, int], gpu: int | None, seconds: float, look: Callable[[], object] = lambda: None
+    ) -> None:
         """Connect to the others, which meet at a file that all can open, or at host and port of a `dist.TCPStore`.
 
         With a file, only the loopback interface is used, else the one that reaches the host. Gradients lie on this
         machine's `gpu` of that number, one for each learner, or with None on CPUs. `seconds` is the timeout of a
-        collective operation.
+        collective operation. Learner 0 calls `look`, which may raise PeerLost, while it waits for the others.
         """
         from a3c_mp.processes.interfaces import LOOPBACK, interface_towards  # here, as few runs have several learners
 
@@ -54,9 +59,18 @@ class LearnerGroup:
         os.environ |= NCCL_SETTINGS
         self._cuda, timeout = gpu is not None, timedelta(seconds=seconds)
         with losing_peers():
+            store = dist.FileStore(place, self.size) if isinstance(place, str) else dist.TCPStore(*place)
+            store.set(f"here {self.rank}", "")
+        deadline = time.monotonic() + seconds
+        while self.rank == 0 and not self._have_come(store):  # torch's own wait notices neither signals nor deaths
+            if time.monotonic() > deadline:
+                raise PeerLost(f"not all learners have connected within {seconds:.0f} s")
+            look()
+            time.sleep(MEETING_POLL_SECONDS)
+        with losing_peers():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self._cuda else "gloo",
-                store=dist.FileStore(place, self.size) if isinstance(place, str) else dist.TCPStore(*place),
+                store=store,
                 rank=self.rank,
                 world_size=self.size,
                 timeout=timeout,
@@ -65,6 +79,10 @@ class LearnerGroup:
         first = torch.zeros(1, device="cpu" if gpu is None else f"cuda:{gpu}")
         self.all_gather_bytes(b"")
         self.all_reduce_mean([first])
+
+    def _have_come(self, store: dist.Store) -> bool:
+        with losing_peers():
+            return bool(store.check([f"here {rank}" for rank in range(self.size)]))
 
     def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their means over the learners, all in one operation."""

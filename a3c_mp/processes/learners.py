@@ -48,6 +48,7 @@ class Learners:
         self._others = [Child(f"learner {rank}", partial(self._launch, rank), "--num-learners") for rank in ranks]
         self._leaving = threading.Event()
         self._lost: WorkerError | None = None
+        self._first_errors: dict[str, list[str]] = {}  # of learners that failed before they were ready
 
     @property
     def processes(self) -> list[Any]:
@@ -68,7 +69,7 @@ class Learners:
                 child.start()
             self._wait_until_ready()
             threading.Thread(target=self._abort_after_death, daemon=True).start()
-            self.group.connect(*self._rendezvous(0))
+            self.group.connect(*self._rendezvous(0), self._check_meeting)
             return self.group
         except BaseException as error:
             self.__exit__(type(error), error, None)
@@ -120,8 +121,16 @@ class Learners:
                     deadline = time.monotonic() + START_SECONDS
                 if time.monotonic() > deadline:
                     raise PeerLost(f"not all learners have started within {START_SECONDS:.0f} s")
-            if next(child.messages(), None) != (READY,):
+            if (first := next(child.messages(), (None, ""))) != (READY,):
+                self._first_errors[child.name] = [first[1]] if first[0] == ERROR else []
                 raise PeerLost(f"{child} ended before it was ready")
+
+    def _check_meeting(self) -> None:
+        """Raise PeerLost if learners that have started, but are not connected, cannot be waited for."""
+        if self.run.should_stop():
+            raise PeerLost("asked to stop before all learners had connected")
+        if any(not process.is_alive() for process in self.processes):
+            raise PeerLost("a learner ended before it had connected")
 
     def _waits_for_place(self, child: Child) -> bool:
         return False
@@ -140,6 +149,7 @@ class Learners:
         reasons, silent = [], []
         for child in self._others:
             texts = [message[1] for message in child.messages() if message[0] == ERROR]
+            texts = texts or self._first_errors.get(child.name, [])
             if texts:
                 reasons.append(f"{child} failed:\n{texts[-1]}")
             elif child.process.exitcode is None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from a3c_mp._bootstrap import PARENT_VARIABLE
 from a3c_mp.config import CommonArgs, has_checkpoint
-from a3c_mp.errors import STARTED_IN, PeerLost
+from a3c_mp.errors import STARTED_IN, ConfigError, PeerLost
 from a3c_mp.processes.learners import LOST_PEER
 from a3c_mp.processes.spawn import SIGNALS
 from a3c_mp.processes.supervisor import how_ended
@@ -78,13 +78,21 @@ def drive(args: CommonArgs) -> int:
         start = Start(True, restarts, since if restarts else None)
         cwd = STARTED_IN[0] if os.path.isdir(STARTED_IN[0]) else "/"
         variables = {PARENT_VARIABLE: str(os.getpid()), VARIABLE: json.dumps(start)}
-        trainer = subprocess.Popen(command, env={**os.environ, **variables}, cwd=cwd)
+        try:
+            trainer = subprocess.Popen(command, env={**os.environ, **variables}, cwd=cwd)
+        except OSError as error:
+            why = f"the machine refuses another process ({error.strerror})"
+            fix = f"continue with {resume_command(folder)}" if has_checkpoint(folder) else "free memory"
+            raise ConfigError("num-learners", args.num_learners, why, fix) from error
         for number in received:  # while it was started
             trainer.send_signal(number)
         code = trainer.wait()
         with suppress(OSError):
             os.rmdir(folder if place else "")  # if it is empty: the trainer was refused
-        if not (lost := how_lost(trainer, folder, before)):
+        lost = how_lost(trainer, folder, before)
+        if restarts and code == 2:  # a machine that has just lost a process may be too busy for what a start asks
+            lost = f"learner 0 (pid {trainer.pid}) was refused where it started again"
+        if not lost:
             return 1 if code == FAILED else code if code >= 0 else 128 - code
         if received:
             break

@@ -136,6 +136,21 @@ def test_a_learner_that_fails_is_named_with_the_reason(target, parts, reason):
 
 
 @pytest.mark.usefixtures("short_waits")
+@pytest.mark.parametrize("how", ["killed", "signal"])
+def test_a_learner_that_never_comes_to_the_others_is_not_waited_for(monkeypatch, how):
+    learners, nowhere = make_learners(2, exchange_for_ever), ("127.0.0.1", 9)
+    own = learners._rendezvous
+    monkeypatch.setattr(learners, "_rendezvous", lambda rank: (nowhere if rank else own(0)[0], None, 60.0))
+    ends = time.monotonic() + 2.0  # it has started by then
+    learners.run.should_stop = lambda: how == "signal" and time.monotonic() > ends
+    if how == "killed":
+        threading.Timer(2.0, lambda: os.kill(*pids(learners), signal.SIGKILL)).start()
+    with pytest.raises(PeerLost, match="was killed by SIGKILL" if how == "killed" else "asked to stop before all"):
+        exchange_until_lost(learners)
+    assert time.monotonic() - ends < BUSY_SECONDS
+
+
+@pytest.mark.usefixtures("short_waits")
 def test_a_frozen_learner_is_given_up_after_a_time():
     learners = make_learners(2, exchange_for_ever)
     learners.peer_seconds = 1

@@ -46,6 +46,7 @@ from a3c_mp.cluster.remote_replay import CONTINUED, Outbox, RemoteReplay, Replay
 from a3c_mp.cluster.session import Session
 from a3c_mp.data.rollout import rollout_spec
 from a3c_mp.errors import ConfigError, PeerLost, WorkerError
+from a3c_mp.processes import supervisor
 from a3c_mp.processes.pool import WorkerOptions
 from a3c_mp.processes.supervisor import Child
 from a3c_mp.replay import EnvStep, Writer
@@ -625,7 +626,7 @@ def test_an_actor_without_heartbeats_is_killed_and_one_that_is_idle_is_not(fleet
 @pytest.mark.parametrize("needs", [None, {}, {"GPU": 1.0}], ids=["hangs", "waits for a place", "or for a GPU"])
 def test_an_actor_that_hangs_at_its_start_is_killed_and_one_without_a_place_is_not(fleets, killed, monkeypatch, needs):
     is_waiting = needs is not None
-    monkeypatch.setattr(fleet_module, "START_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "START_SECONDS", 0.5)
     monkeypatch.setattr(fleet_module, "WAITING_SECONDS", 0.2)
     with fleets([lambda: killed.go_on.wait(20)], hang_seconds=0.5, in_order=True, at_start=True) as fleet:
         if is_waiting:
@@ -1019,16 +1020,19 @@ def ray_node(monkeypatch, tmp_path):
         ray_node.close()
 
 
-@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
-def test_a_node_ends_with_its_parent_and_leaves_nothing(ray_node, is_killed):
+@pytest.mark.parametrize("how", ["killed", "closed", "guardian killed", "guardian stopped"])
+def test_a_node_ends_with_its_parent_and_leaves_nothing(ray_node, how, monkeypatch):
+    monkeypatch.setattr(node, "END_SECONDS", 0.5 if how == "guardian stopped" else node.END_SECONDS)
     parent = psutil.Process(ray_node._guardian.pid)
     (raylet,) = parent.children()
-    if is_killed:
+    if how == "killed":
         os.close(ray_node._pipe)  # as the kernel does
         parent.wait(20)
     else:
+        {"closed": lambda: None, "guardian killed": parent.kill, "guardian stopped": parent.suspend}[how]()
         ray_node.close()
     assert not ray_node.folder.exists()
+    psutil.wait_procs([raylet], 5)  # where the guardian does not wait for it
     assert not still_alive([parent, raylet])
 
 

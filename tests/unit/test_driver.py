@@ -67,6 +67,14 @@ def run(tmp_path, monkeypatch, capsys):
         (["sys.exit(1)"], 1, []),
         (["write('config.json'); sys.exit(4)"], 1, []),
         ([KILLED, KILLED, ENDS], 0, [f"learner 0 (pid N) was killed by SIGKILL; restart {n} of 2" for n in (1, 2)]),
+        (
+            [KILLED, "sys.exit(2)", ENDS],
+            0,
+            [
+                "learner 0 (pid N) was killed by SIGKILL; restart 1 of 2",
+                "learner 0 (pid N) was refused where it started again; restart 2 of 2",
+            ],
+        ),
         ([PEER_LOST, ENDS], 0, ["learner 1 died; all end; restart 1 of 2"]),
         ([ENDED_BY_RAY, "sys.exit(130)"], 130, ["learner 0 (pid N) ended with exit code 1; restart 1 of 2"]),
         (
