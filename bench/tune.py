@@ -118,8 +118,8 @@ def train(trial: optuna.Trial | None, command: list[str], folder: Path, total_st
     with common.running_script(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
-            games = common.read_games(folder) if trial is not None else []
-            while games and games[-1].steps >= (due := (reported + 1) * total_steps // REPORTS):
+            games = common.read_games(folder)
+            while trial is not None and games and games[-1].steps >= (due := (reported + 1) * total_steps // REPORTS):
                 reported += 1
                 if (value := common.mean_return(games, due)) is not None:
                     trial.report(value, due)

@@ -138,7 +138,7 @@ def play_greedily(args: Args, state: MemberState, num: int, seed: int, channel: 
     A game whose return is NaN or inf has failed, and is the worst possible one: -inf. Left out, it would favour a
     policy that breaks its simulator where it would lose.
     """
-    who = {"num_envs": args.eval_envs, "heartbeats": channel, "actor": channel.actor}
+    who: dict[str, Any] = {"num_envs": args.eval_envs, "heartbeats": channel, "actor": channel.actor}
     with closing(make_play_envs(args.env_id, num, seed=seed, **who)) as env:
         make = dqn.make_policy if state.genome.family == "q" else make_policy
         policy = make(copy.deepcopy(state.net).cpu(), env.single_action_space)

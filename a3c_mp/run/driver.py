@@ -83,7 +83,7 @@ def drive(args: CommonArgs) -> int:
         except OSError as error:
             why = f"the machine refuses another process ({error.strerror})"
             fix = f"continue with {resume_command(folder)}" if has_checkpoint(folder) else "free memory"
-            raise ConfigError("num-learners", args.num_learners, why, fix) from error
+            raise ConfigError("num-learners", "", why, fix) from error
         for number in received:  # while it was started
             trainer.send_signal(number)
         code = trainer.wait()
