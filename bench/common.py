@@ -111,6 +111,13 @@ def split_row(row: str, names: Iterable[str]) -> tuple[str, list[str]]:
     return name, [f"--{word}" for word in words if word != "default"]
 
 
+def refuse_seed(commands: Iterable[Sequence[str]]) -> None:
+    """Raise ConfigError if a command line names a seed or a run, which the benchmark gives each of its runs itself."""
+    found = {word.partition("=")[0].replace("_", "-") for command in commands for word in command}
+    for flag in sorted(found & {"--seed", "--run-name"}):
+        raise ConfigError(flag[2:], "", "each run gets one of its own here", "leave it out")
+
+
 def trainer_settings(command: Sequence[str]) -> Any:
     """The settings that a chapter's script would run with. Raises ConfigError for bad flags."""
     chapter = importlib.import_module(Path(command[0]).stem)
@@ -172,9 +179,6 @@ def train(command: Sequence[str], args: Any, name: str, steps: float = math.inf)
     Raises:
         SystemExit: it failed; it has printed why.
     """
-    if given := {"--seed", "--run-name"} & {word.partition("=")[0].replace("_", "-") for word in command[:-1]}:
-        flag = min(given)[2:]
-        raise ConfigError(flag, "", "each run gets one of its own here", "leave it out; --seeds says how many runs")
     folder = run_folder(args, name)
     place = [f"--runs-dir={folder.parent}", f"--run-name={folder.name}"]
     with running_script([*command, *place]) as process:

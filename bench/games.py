@@ -200,6 +200,7 @@ def cell(game: str, score: float) -> str:
 def main() -> int:
     args, flags = parse_own(Args, __doc__)
     commands = commands_of(args, flags)
+    common.refuse_seed([flags])
     settings = common.as_recorded(common.trainer_settings(commands[args.games[0]])) | {"env_id": "eight games"}
     protocol = [PROTOCOL, STICKY if args.sticky else NO_STICKY, THEIRS]
     path, result = begin("games", args, "sticky" if args.sticky else "", {"default": settings}, protocol=protocol)

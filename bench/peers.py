@@ -257,6 +257,7 @@ def main() -> int:
             if not name:
                 raise ConfigError("rows", row, "no such library here", f"choose from {', '.join(PEERS)}, or a chapter")
             commands[row] = [*common.CHAPTERS[name], *flags, *own]
+    common.refuse_seed(commands.values())
     settings = common.settings_of(commands) | {row: {"flags": peer.flags} for row, peer in peers.items()}
     versions = {name: versions_of(peer, args.environments) for name, peer in peers.items()}
     path, result = begin("peers", args, args.env_id, settings, peer_versions=versions)

@@ -27,6 +27,8 @@ PACKAGES = ("torch", "gymnasium", "ale-py", "mujoco", "numpy", "opencv-python-he
 """those whose versions a result names, where they are installed"""
 MAY_CHANGE = ("seeds", "repeat", "games", "marks")
 """flags by which a benchmark may differ from the earlier start that it continues"""
+LATER = {"eval_envs": 8}
+"""settings that older files lack, with the values that their runs had"""
 CODE = ("a3c_mp", "wrappers", "train_*.py", "bench/peers")
 """files of a checkout on which figures depend"""
 VECTOR_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX512", "avx2": "AVX2"}
@@ -143,8 +145,8 @@ def continued(path: Path, new: Result) -> Result:
 def identity(result: Result) -> Result:
     """What all starts of a benchmark that share a file have in common."""
     flags = {name: value for name, value in result["bench"].items() if name not in MAY_CHANGE}
-    given = {  # a setting that came later is missing in older files; None is what does without it
-        row: {name: value for name, value in settings.items() if value is not None}
+    given = {  # a setting that came later is missing in older files; None does without it, and so do those of LATER
+        row: {name: value for name, value in settings.items() if value is not None and LATER.get(name) != value}
         for row, settings in result["settings"].items()
     }
     return {

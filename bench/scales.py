@@ -73,6 +73,7 @@ def main() -> int:
     args, flags = parse_own(Args, __doc__)
     common.check_rows(args.rows, ROWS)
     commands = {row: [*command(row), *flags] for row in args.rows}
+    common.refuse_seed([flags])
     settings = {row: common.as_recorded(common.trainer_settings(words)) for row, words in commands.items()}
     path, result = begin("scales", args, "", settings)
 

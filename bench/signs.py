@@ -133,6 +133,7 @@ def main() -> int:
         name: [*common.CHAPTERS[row.chapter], f"--total-steps={STEPS}", *(f"--{w}" for w in row.flags.split()), *flags]
         for name, row in runs.items()
     }
+    common.refuse_seed([flags])
     settings = {name: common.as_recorded(common.trainer_settings(command)) for name, command in commands.items()}
     path, result = begin("signs", args, "", settings)
 

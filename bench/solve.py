@@ -161,6 +161,7 @@ def cells(found: dict[str, float | None]) -> list[str]:
 def main() -> int:
     args, flags = parse_own(Args, __doc__)
     commands = common.commands_of(args, flags)
+    common.refuse_seed(commands.values())
     settings = common.settings_of(commands)
     env_id = next(iter(settings.values()))["env_id"]
     path, result = begin("solve" if args.steps is None else "search", args, env_id, settings)

@@ -114,10 +114,11 @@ def train(trial: optuna.Trial | None, command: list[str], folder: Path, total_st
     """Run a trainer, and report its mean return to the pruner at fixed steps; its mean return at the end."""
     import optuna
 
-    reported = 0
+    reported, is_over = 0, False
     with common.running_script(command, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None:
+        while not is_over:
             time.sleep(POLL_SECONDS)
+            is_over = process.poll() is not None
             games = common.read_games(folder)
             while trial is not None and games and games[-1].steps >= (due := (reported + 1) * total_steps // REPORTS):
                 reported += 1
@@ -166,6 +167,7 @@ def main() -> int:
         why = f"study {args.study} cannot be opened there ({one_line(error)[:200]})"
         raise ConfigError("out", args.out, why, "name another file, in a folder that is there, or a study") from error
     if args.trials:
+        common.refuse_seed([flags])
         command = [*common.CHAPTERS[args.chapter], "--stop-return=None", *flags]  # else all that solve it were alike
         own = searched(common.trainer_settings(command), command[1:])  # bad flags end the search here
         before = study.user_attrs.get("command", shlex.join(command))

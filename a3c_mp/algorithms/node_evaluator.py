@@ -5,7 +5,6 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -175,11 +174,11 @@ class InlineEvaluator(Closing):
 
     def play(self, net: ActorCritic) -> None:
         """Play all games, and keep the result for the learner unless the run or the time ends meanwhile."""
-        with suppress(Stopped), global_generators_kept():  # the collectors play in this process, too
+        with global_generators_kept():  # the collectors play in this process, too
             try:
                 result = play_evaluation(self.args, net, make_policy, self)
             except Stopped:
-                raise
+                return
             except (Exception, SystemExit):  # an environment of the user's own can raise anything
                 self._net, self._error = None, WorkerError(f"the evaluator failed:\n{traceback.format_exc()}")
                 return

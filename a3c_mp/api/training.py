@@ -109,6 +109,8 @@ def train(
                 killer.start()
     if killer is not None:
         killer.cancel()
+        if process.returncode == -signal.SIGKILL:
+            raise TrainingError(f"a callback ended it; it did not within {END_SECONDS:.0f} s, and was killed")
     result = result_of(process.returncode, told, given.get("env_id", ""))
     if is_stopped and result.exit_reason == "SIGTERM":
         result = replace(result, exit_reason="callback")

@@ -21,6 +21,7 @@ from a3c_mp.errors import ConfigError, Stopped, start_here
 from a3c_mp.nets.layers import is_image
 
 A = TypeVar("A")
+FLAG_TYPES = "use bool, int, float, str, Path, a Literal, a tuple of one of them, or one of them and None"
 OF_AN_ID = ("env_kwargs", *wrappers.Extras._fields)  # settings that become part of the environment's id
 Presets = Mapping[str, Mapping[str, Any]]  # environment id -> settings that differ from the defaults
 
@@ -130,7 +131,7 @@ def _check_class(args_class: Any) -> None:
         if field.default is dataclasses.MISSING:
             raise ConfigError(flag_name(field.name), "", "it has no plain default", "give one, such as a tuple or None")
         if not is_flag_type(hints[field.name]):
-            raise ConfigError(flag_name(field.name), "", f"no flag can be a {field.type}", "make it a tuple[int, ...]")
+            raise ConfigError(flag_name(field.name), "", f"no flag can be a {field.type}", FLAG_TYPES)
         if (value := getattr(args_class, field.name)) is not field.default:
             owner = next(each for each in args_class.__mro__ if field.name in vars(each))
             fix = f"write {field.name}: {getattr(field.type, '__name__', field.type)} = {value!r}"

@@ -75,9 +75,9 @@ class Rule(NamedTuple):
     beside: str = ""  # a field without which, too, the flags have an effect
 
 
-CONTINUOUS = ("ddpg", "td3")  # values of one's own may use all flags
+CONTINUOUS = ("ddpg", "td3")
 USE_TD3 = "use --algo td3 (chapter 3)"
-RULES = (
+RULES = (  # values of one's own, as of `algo`, may use all flags
     Rule("run-name runs-dir resume-or-start", "resume", lambda folder: not folder, "start a new run without --resume"),
     Rule("n-step", "returns", lambda returns: returns != "gae", "add --returns nstep"),
     Rule("gae-lambda", "returns", lambda returns: returns != "nstep", "add --returns gae"),

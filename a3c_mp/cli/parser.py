@@ -99,8 +99,8 @@ def plain_type(hint: Any) -> Any:
 
 def is_flag_type(hint: Any) -> bool:
     """Whether words of a command line can say a value of this type: one kind of number, text or choice, or a tuple."""
-    kind, others = plain_type(hint), {*typing.get_args(hint)} - {type(None)}
-    if typing.get_origin(hint) in (typing.Union, types.UnionType) and len(others) > 1:
+    kind, several = plain_type(hint), typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType) and len({*several} - {type(None)}) > 1:
         return False
     if typing.get_origin(kind) is tuple:
         items = {*typing.get_args(kind)} - {...}

@@ -24,7 +24,7 @@ from a3c_mp.processes.spawn import SIGNALS
 PORT = 6399
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0  # longest time from a signal to the end of a node that is used
-HEADLESS_SECONDS = 300  # after which a node ends whose head is gone: of processes that run there, a trainer saves first
+HEADLESS_SECONDS = 300  # after which a node ends whose head is gone: a trainer on it has saved its state by then
 REACHED_SECONDS = 60.0  # after which the head must have reached a node, or given it up
 
 

@@ -14,7 +14,7 @@ from a3c_mp.cluster.ray_worker import RayWorker
 from a3c_mp.cluster.session import WAITING_SECONDS, Session
 from a3c_mp.errors import ConfigError, WorkerError
 from a3c_mp.processes.pool import Filled, SlotLedger, Token, WorkerEvent, WorkerOptions
-from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, START_SECONDS, WAIT_SECONDS, start_seconds
+from a3c_mp.processes.supervisor import CLOSE_SECONDS, PAUSE_SECONDS, WAIT_SECONDS, start_seconds
 
 BEAT_SECONDS = 1.0  # between two requests for the heartbeats of an actor that has sent nothing
 
@@ -66,7 +66,7 @@ class Fleet:
         self.actors = [FleetActor(options.first_actor + number) for number in range(num_workers)]
         self.restarts = 0
         # A cluster of its own is this machine, whose cores actors share when they start.
-        self._start_seconds = START_SECONDS if session.cluster is not None else start_seconds(num_workers)
+        self._start_seconds = start_seconds(1 if session.cluster is not None else num_workers)
         self._ledger = SlotLedger(num_workers, options)
         self._looked = time.monotonic()
         self._first_nodes = frozenset(session.state.nodes) if not session.is_restart else frozenset()

@@ -49,8 +49,9 @@ class RayLearner:
     ) -> str:
         """Run `target(group, session, *args)`; returns why that is not possible here, if it is not."""
         try:
-            with ActorSession(None, print) as session:
-                session.placement, session.is_restart = placing  # those of learner 0's session
+            cluster, placement, is_restart = placing  # those of learner 0's session
+            with ActorSession(cluster, print) as session:
+                session.placement, session.is_restart = placement, is_restart
                 group.connect(*rendezvous)
                 target(group, session, *args)
         except PeerLost:
@@ -87,7 +88,8 @@ class RayProcess:
             is_lost = "node has died" in str(error) or node not in self.session.state.nodes
             how = "was lost with its node" if is_lost else "died"
             self.how = f"at {where} {how}" if node else "died at its start"
-            failure = str(error) if getattr(error, "actor_init_failed", False) else ""
+            if getattr(error, "actor_init_failed", False):
+                failure = str(error)
         if failure:
             self.has_failed = True
             with suppress(OSError):  # its reader has gone
@@ -138,7 +140,8 @@ class RayLearners(Learners):
         free = {**dict(nodes[first:]), **dict(nodes[:first])}
         actor = session.start(self._actor_class, (), self.needs, free, name=f"learner {rank}", order="pack")
         args = self.run.args, self.run.steps, self.run.updates, *self.parts
-        run = self.target, group, self._rendezvous(rank), (session.placement, session.is_restart), args
+        placing = session.cluster, session.placement, session.is_restart
+        run = self.target, group, self._rendezvous(rank), placing, args
         pipe, end = mp.Pipe(duplex=False)
         return RayProcess(session, actor, run, end), pipe
 

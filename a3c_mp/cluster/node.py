@@ -138,8 +138,9 @@ class Node:
 
     def wait_for_start(self) -> str:
         """Wait until the node runs; returns HOST:PORT of its cluster's head. Raises ConfigError if it cannot start."""
-        if not select.select([self._output], [], [], START_SECONDS)[0] or self._output.readline() != b"0\n":
-            why = "its guardian was killed"
+        has_answered = select.select([self._output], [], [], START_SECONDS)[0]
+        if not has_answered or self._output.readline() != b"0\n":
+            why = "its guardian was killed" if has_answered else f"not within {START_SECONDS:.0f} s"
             with suppress(OSError):
                 why = " ".join((self.folder / guardian.LOG).read_text(errors="replace").split())[-300:] or why
             raise ConfigError("node", "", f"Ray cannot be started here ({why})", "see docs/ray.md")

@@ -84,10 +84,12 @@ class Session:
             atexit.unregister(self.ray.shutdown)  # it would wait again
 
     def _shut_down(self) -> None:
-        self.ray.shutdown()
-        self._is_shut_down.set()
-        if self._node is not None:  # before, Ray would end this process without its node
-            self._node.close()
+        try:
+            self.ray.shutdown()
+        finally:
+            self._is_shut_down.set()
+            if self._node is not None:  # not before: without its node, Ray would end this process
+                self._node.close()
 
     def check(self) -> None:
         """Look after what has been started. Raises WorkerError if the head of the cluster is lost."""

@@ -24,6 +24,7 @@ NCCL_SETTINGS = {
 """of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, 2.13; not run on GPUs"""
 
 MEETING_POLL_SECONDS = 0.02
+IF_BUSY = "; if they were only busy, raise --hang-seconds"
 
 
 class Stateful(Protocol):
@@ -64,7 +65,7 @@ class LearnerGroup:
         deadline = time.monotonic() + seconds
         while self.rank == 0 and not self._have_come(store):  # torch's own wait notices neither signals nor deaths
             if time.monotonic() > deadline:
-                raise PeerLost(f"not all learners have connected within {seconds:.0f} s")
+                raise PeerLost(f"not all learners have connected within {seconds:.0f} s{IF_BUSY}")
             look()
             time.sleep(MEETING_POLL_SECONDS)
         with losing_peers():
@@ -190,4 +191,5 @@ def losing_peers() -> Iterator[None]:
         raise
     except RuntimeError as error:  # torch.distributed has no narrower class for a closed connection
         text = next(iter(str(error).splitlines()), "")
+        text += IF_BUSY if "imed out" in text else ""
         raise PeerLost(f"another process of the group has died or does not answer ({text})") from error

@@ -156,8 +156,7 @@ class Learners:
                 silent.append(str(child))
             elif child.process.exitcode != LOST_PEER:
                 reasons.append(f"{child} {self._how_ended(child.process)}")
-        late = f"; if it was busy for more than {self.peer_seconds:.0f} s, raise --hang-seconds"
-        reasons = reasons or [f"no answer from {', '.join(silent) or 'the other learners'} ({error}{late})"]
+        reasons = reasons or [f"no answer from {', '.join(silent) or 'the other learners'} ({error})"]
         return PeerLost(f"{'; '.join(reasons)}; all learners end, because they take every step together")
 
     def _how_ended(self, process: Any) -> str:

@@ -173,7 +173,8 @@ class Evaluations:
     @property
     def _games(self) -> list[int]:
         """What a result must have in common with another one to be compared with it."""
-        return [self.args.eval_episodes, self.args.eval_max_steps, self.args.eval_envs, evaluation_seed(self.args)]
+        games = [self.args.eval_episodes, self.args.eval_max_steps, evaluation_seed(self.args)]
+        return games if self.args.eval_envs == CommonArgs.eval_envs else [*games, self.args.eval_envs]
 
     def load_state_dict(self, state: Mapping[str, Any], steps: int) -> None:
         """Continue at this number of agent steps; the best result is forgotten if evaluations have other games now."""

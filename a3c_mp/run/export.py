@@ -181,8 +181,8 @@ def open_rendered(env_id: str, video: Path | None) -> gymnasium.Env:
         if ffmpeg is None:
             fix = "pip install imageio-ffmpeg, or correct IMAGEIO_FFMPEG_EXE"
             raise ConfigError("video", video, "there is no ffmpeg", fix)
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
         if not has_screen:
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a screen
             os.environ.setdefault("MUJOCO_GL", "egl")  # by itself MuJoCo takes GLFW, which needs a display
     assume_identity(RECORDER)
     try:
@@ -208,7 +208,6 @@ def play_rendered(
     """Play a game of at most `max_steps` in an environment of `open_rendered`; `after` is called after each step."""
     episode_return, length, done = 0.0, 0, False
     seed_global_generators(seed)
-    assume_identity(RECORDER)  # it is open while other environments play
     obs, info = env.reset(seed=seed)
     after()
     while not done:

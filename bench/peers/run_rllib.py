@@ -6,7 +6,6 @@ runners as there are cores but one for the learner, and no GPU.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import ale_py
@@ -53,13 +52,12 @@ def main() -> None:
     register_env("atari", make_env)
     ray.init(num_cpus=args.threads, include_dashboard=False, logging_level="error")
     algorithm, points = config(args).build_algo(), Points(args)
-    means: deque[float] = deque(maxlen=WINDOW)
     goes_on = True
     while goes_on:
         found = algorithm.train()[RESULTS]
         mean = found.get("episode_return_mean")  # of the last 100 games by itself
         played = int(found.get("num_episodes_lifetime", 0))
-        means.extend([] if mean is None or mean != mean else [mean] * min(played, WINDOW))
+        means = [] if mean is None or mean != mean else [mean] * min(played, WINDOW)
         goes_on = points.add(int(found.get("num_env_steps_sampled_lifetime", 0)), means)
     algorithm.stop()
 
