@@ -176,4 +176,6 @@ class Node:
                 with suppress(OSError):
                     if os.getsid(pid := int(path.name)) == self._guardian.pid:
                         os.kill(pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._guardian.wait(END_SECONDS)
             shutil.rmtree(self.folder, ignore_errors=True)

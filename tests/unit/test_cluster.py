@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import copy
 import errno
+import gc
 import itertools
 import math
 import os
@@ -1066,6 +1067,7 @@ def test_a_node_whose_process_the_machine_refuses_is_a_line_and_leaves_nothing(m
     node.labels()  # they are kept, and found by a process
     monkeypatch.setattr(node.subprocess, "Popen", refuse)
     monkeypatch.setattr(node, "root_for_sockets", lambda longest: str(tmp_path))
+    gc.collect()  # of what earlier tests have left open
     files = os.listdir("/proc/self/fd")
     with pytest.raises(
         ConfigError, match=r"^node: Ray cannot be started here \(Resource temporarily unavailable\); raise"
