@@ -51,6 +51,9 @@ Path(os.environ["A3C_MP_FOLLOWED"], "0.tmp").write_text('{"steps": 4')  # the di
 tell(steps=3, metrics={"eval/return_mean": 2.0})
 if how == "--how=wait":
     signal.pause()
+if how == "--how=stuck":
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pause(), signal.pause()
 if how == "--how=kill":
     (folder / "summary.json").write_text('{"exit_reason": "solved"}')  # of an earlier start
     os.kill(os.getpid(), signal.SIGKILL)
@@ -147,6 +150,13 @@ def test_a_callback_ends_a_run_with_what_it_has_learned(chapter, hook, how, requ
     result = a3c_mp.train(chapter, how="wait", callbacks=[first, second])
     assert result.exit_reason == "callback"
     assert first.calls == second.calls == [*CALLS[: 1 + (hook == "evaluation")], ("end", result)]
+
+
+def test_a_run_that_a_callback_has_ended_and_that_does_not_end_is_killed(chapter, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "END_SECONDS", 1.0)
+    with pytest.raises(TrainingError, match=r"^a callback ended it; it did not within 1 s, and was killed"):
+        a3c_mp.train(chapter, how="stuck", callbacks=Recorder("evaluation", False))
+    assert not is_left(tmp_path)
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])

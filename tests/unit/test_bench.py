@@ -67,6 +67,9 @@ def test_rows_differ_and_have_one_environment():
         (throughput, ["--repeat", "0"], "repeat=0: must be 1 or more"),
         (throughput, ["--trees", "/proc"], "trees=/proc: it has no such chapter"),
         (solve, ["impala"], "arguments=impala: a value without a flag; see --help"),
+        (solve, ["--seed", "3"], "seed: each run gets one of its own here"),
+        (solve, ["--rows", "default seed=3"], "seed: each run gets one of its own here"),
+        (peers, ["--rows", "a3c_data run-name=x"], "run-name: each run gets one of its own here"),
         (peers, ["--rows", "impalla"], "rows=impalla: no such library here"),
         (peers, ["--rows", "rllib", "--env-id", "Pendulum-v1"], "rows=rllib: it has no settings for Pendulum-v1"),
         (
@@ -106,7 +109,7 @@ def test_a_benchmark_goes_on_where_it_was_interrupted(tmp_path):
     assert plan == [("a", 1), ("b", 1), ("b", 2), ("a", 2)], "every second round goes backwards"
     with pytest.raises(SystemExit):
         records.measure(*begin(path), plan, run, lambda result: "")
-    _, result = begin(path, bench={"seeds": 3}, default={"seed": 1, "of_newer_code": None})
+    _, result = begin(path, bench={"seeds": 3}, default={"seed": 1, "of_newer_code": None, "eval_envs": 8})
     assert [(each["row"], each["seed"], each["sps"]) for each in result["runs"]] == [("a", 1, 1.0), ("b", 1, 1.0)]
     assert {"commit", "date", "machine", "versions", "load_at_start", "settings"} <= result.keys()
     assert "runs_dir" not in result["bench"], "folders of one machine are not recorded"

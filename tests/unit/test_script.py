@@ -1,10 +1,12 @@
 """The end of a script: by the interpreter's own way out, or at once where that could wait without limit."""
 
 import errno
+import functools
 import io
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -135,6 +137,12 @@ def test_signals_that_an_environment_ignores_end_a_script_that_was_not_started_s
         signal.raise_signal(signal.SIGTERM)
 
     assert run(main) == 128 + signal.SIGTERM
+
+
+def test_a_program_that_is_started_without_ends_of_children_sees_those_of_its_own():
+    code = "import a3c_mp, os, sys; sys.exit(os.waitstatus_to_exitcode(os.system('exit 3')))"
+    ignore = functools.partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
+    assert subprocess.run([sys.executable, "-c", code], preexec_fn=ignore).returncode == 3
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
