@@ -97,26 +97,32 @@ def train(
     find_temporary_folder()
     told: dict[str, Any] = {}
     is_stopped = False
-    killer: threading.Timer | None = None  # of a step or loss that never returns
+    was_killed = threading.Event()
     with following([sys.executable, str(script), *words]) as (process, lines):
         for line in lines:
             told |= line
             if "metrics" in line and not is_stopped and not call_hooks(hooks, line["steps"], line["metrics"]):
                 is_stopped = True
                 process.terminate()
-                killer = threading.Timer(END_SECONDS, process.kill)
-                killer.daemon = True
-                killer.start()
-    if killer is not None:
-        killer.cancel()
-        if process.returncode == -signal.SIGKILL:
-            raise TrainingError(f"a callback ended it; it did not within {END_SECONDS:.0f} s, and was killed")
+                threading.Thread(target=kill_later, args=(process, was_killed), daemon=True).start()
+    if was_killed.is_set():
+        log = Path(told.get("folder", "")) / "run.log"
+        raise TrainingError(f"a callback ended the run, which did not end within {END_SECONDS:.0f} s; see {log}")
     result = result_of(process.returncode, told, given.get("env_id", ""))
     if is_stopped and result.exit_reason == "SIGTERM":
         result = replace(result, exit_reason="callback")
     for hook in hooks:
         hook.on_end(result)
     return result
+
+
+def kill_later(process: subprocess.Popen, was_killed: threading.Event) -> None:
+    """Kill a run that was asked to end, if it has a step or loss that never returns."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+        return
+    was_killed.set()
+    process.kill()
 
 
 def find_script(chapter: str | Path) -> Path:

@@ -191,5 +191,5 @@ def losing_peers() -> Iterator[None]:
         raise
     except RuntimeError as error:  # torch.distributed has no narrower class for a closed connection
         text = next(iter(str(error).splitlines()), "")
-        text += IF_BUSY if "imed out" in text else ""
+        text += IF_BUSY if "Timed out waiting" in text else ""
         raise PeerLost(f"another process of the group has died or does not answer ({text})") from error
