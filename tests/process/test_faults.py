@@ -150,7 +150,8 @@ def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts,
     trainer = scripts.train(chapter, *(chapter.two_learners or work_of(chapter)))
     moment(scripts, trainer)
     family = family_of(trainer.pid)
-    assert bool(actors_with_helpers(scripts)) == (chapter.env_id == HELPER)
+    helpers = actors_with_helpers(scripts)
+    assert bool(helpers) == (chapter.env_id == HELPER)
     trainer.kill()
     killed = time.monotonic()
     assert family
@@ -158,7 +159,8 @@ def test_a_parent_that_is_killed_leaves_no_process_and_no_shared_memory(scripts,
         time.sleep(0.01)
     assert not still_alive(family)
     assert not left_of(scripts)
-    assert not closed(scripts)
+    # The other learner may lose the first one, and end its actors as usual, just before it is killed itself.
+    assert not helpers or closed(scripts) < helpers
     trainer.communicate()
     assert not scripts.left(before)
 
