@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -97,32 +96,18 @@ def train(
     find_temporary_folder()
     told: dict[str, Any] = {}
     is_stopped = False
-    was_killed = threading.Event()
     with following([sys.executable, str(script), *words]) as (process, lines):
         for line in lines:
             told |= line
-            if "metrics" in line and not is_stopped and not call_hooks(hooks, line["steps"], line["metrics"]):
+            if "metrics" in line and not call_hooks(hooks, line["steps"], line["metrics"]):
                 is_stopped = True
-                process.terminate()
-                threading.Thread(target=kill_later, args=(process, was_killed), daemon=True).start()
-    if was_killed.is_set():
-        log = Path(told.get("folder", "")) / "run.log"
-        raise TrainingError(f"a callback ended the run, which did not end within {END_SECONDS:.0f} s; see {log}")
+                break  # the end of this block ends the run
     result = result_of(process.returncode, told, given.get("env_id", ""))
     if is_stopped and result.exit_reason == "SIGTERM":
         result = replace(result, exit_reason="callback")
     for hook in hooks:
         hook.on_end(result)
     return result
-
-
-def kill_later(process: subprocess.Popen, was_killed: threading.Event) -> None:
-    """Kill a run that was asked to end, if it has a step or loss that never returns."""
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(END_SECONDS)
-        return
-    was_killed.set()
-    process.kill()
 
 
 def find_script(chapter: str | Path) -> Path:
