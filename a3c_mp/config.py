@@ -110,7 +110,7 @@ class CommonArgs:
     checkpoint_seconds: Annotated[float, Between(0.1)] = 60.0
     """time between checkpoints (s)"""
     checkpoint_steps: Count | None = None
-    """additional checkpoints every N agent steps"""
+    """additional checkpoints every N agent steps; the newest three are kept"""
     track: Literal["none", "wandb", "trackio"] = "none"
     """send the curves to an experiment tracker as well; TensorBoard events are always written"""
     deterministic: bool = False
@@ -123,6 +123,17 @@ class CommonArgs:
     """restarts of crashed or hanging actors, for each learner, before the run fails; as many again for the evaluator"""
     hang_seconds: Annotated[float, Between(1)] = 60.0
     """timeout: seconds without a step until an actor or evaluator is restarted; 120 or more to make an environment"""
+    gamma: Fraction = 0.99
+    """discount factor gamma"""
+    reward_clip: bool = True
+    """clip rewards to their sign for learning, default: on Atari only; reported returns stay raw"""
+    reward_scale: Annotated[float, Between(1e-30)] | None = 1.0
+    """multiply rewards by this for learning, after clipping (1: leave them as they are); none: divide by the deviation
+    of the returns so far"""
+    life_loss_terminal: bool = True
+    """treat a lost life as terminal for learning (episodic life); the game goes on"""
+    normalize_obs: bool = True
+    """normalize observations by running mean and standard deviation; vectors beyond 5 of them grow logarithmically"""
 
     @property
     def algorithm(self) -> str:
@@ -161,23 +172,6 @@ class CommonArgs:
     def in_order(self) -> bool:
         """Whether the learner takes one message of every actor in each round, in the order of the actors."""
         return self.deterministic
-
-
-@dataclass(frozen=True)
-class RewardArgs:
-    """Settings of rewards and observations, in every chapter."""
-
-    gamma: Fraction = 0.99
-    """discount factor gamma"""
-    reward_clip: bool = True
-    """clip rewards to their sign for learning, default: on Atari only; reported returns stay raw"""
-    reward_scale: Annotated[float, Between(1e-30)] | None = 1.0
-    """multiply rewards by this for learning, after clipping (1: leave them as they are); none: divide by the deviation
-    of the returns so far"""
-    life_loss_terminal: bool = True
-    """treat a lost life as terminal for learning (episodic life); the game goes on"""
-    normalize_obs: bool = True
-    """normalize observations by running mean and standard deviation; vectors beyond 5 of them grow logarithmically"""
 
 
 @dataclass(frozen=True)

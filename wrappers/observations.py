@@ -141,7 +141,10 @@ def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> g
         for flag, given in ("frame-size", extras.frame_size), ("frame-stack", extras.frame_stack):
             if given:
                 why = f"{env_id} has no images of {SMALLEST_IMAGE} x {SMALLEST_IMAGE} or more"
-                raise UnsupportedEnv(why, "leave it out", flag, given)
+                fix = "leave it out"
+                if flag == "frame-stack":
+                    fix += f", or --wrapper gymnasium.wrappers:FrameStackObservation,stack_size={given}"
+                raise UnsupportedEnv(why, fix, flag, given)
         if is_whole and (space.dtype == np.float32 or (space.dtype == np.uint8 and len(space.shape or ()) == 3)):
             return env  # small images stay bytes
         layout = "" if isinstance(space, Box) else _layout(others) + left_out

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from a3c_mp.algorithms.actor_critic_settings import A3CArgs, PPOArgs, RolloutArgs
-from a3c_mp.config import RewardArgs
+from a3c_mp.config import CommonArgs
 from a3c_mp.data.collector import acting_state_spec
 from a3c_mp.data.episodes import episodes_at
 from a3c_mp.data.resume_states import ActorLayout
@@ -21,7 +21,7 @@ from a3c_mp.errors import ConfigError, one_line
 from a3c_mp.maths import returns
 from a3c_mp.maths.losses import Metrics
 from a3c_mp.maths.return_stats import LARGEST_REWARD, ReturnStats
-from a3c_mp.maths.schedules import linear
+from a3c_mp.maths.schedules import linear, set_learning_rate
 from a3c_mp.nets.build import make_actor_critic
 from a3c_mp.processes.slots import Slots, Spec
 from a3c_mp.run.learner import Learner, MessageStats, Setup
@@ -133,14 +133,6 @@ def make_optimizer(args: RolloutArgs, net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.RMSprop(net.parameters(), lr=args.learning_rate, alpha=0.99, eps=args.rmsprop_eps)
 
 
-def set_learning_rate(learner: Learner) -> None:
-    """Set the learning rate, linear to its end over `--anneal-steps`, times the "lr_factor" of a group that has one."""
-    args = learner.args
-    rate = linear(args.learning_rate, args.learning_rate_end, learner.steps, args.anneal_steps or args.total_steps)
-    for group in learner.optimizer.param_groups:
-        group["lr"] = group.get("lr_factor", 1.0) * rate
-
-
 def anneal_entropy_coef(args: PPOArgs, steps: int) -> PPOArgs:
     """Return the settings with the entropy coefficient after `steps`: linear to its end over `--entropy-steps`."""
     if args.entropy_coef_end is None:
@@ -149,7 +141,7 @@ def anneal_entropy_coef(args: PPOArgs, steps: int) -> PPOArgs:
     return replace(args, entropy_coef=linear(args.entropy_coef, args.entropy_coef_end, steps, total))
 
 
-def rewards_and_discounts(args: RewardArgs, rollout: Rollout, reward_scale: Tensor | float) -> tuple[Tensor, Tensor]:
+def rewards_and_discounts(args: CommonArgs, rollout: Rollout, reward_scale: Tensor | float) -> tuple[Tensor, Tensor]:
     """Return (clipped and scaled rewards, discounts), both [T, B]; discounts are 0 where a return ends.
 
     `reward_scale` is that of the net whose values they are learned with. At truncated steps, the reward includes the

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Positive, RewardArgs
+from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Positive
 from a3c_mp.data.exploration import STRETCH
 from a3c_mp.data.rollout import InfoField
 from a3c_mp.nets.build import NetSpec
@@ -25,7 +25,7 @@ SPARSE: dict[str, Any] = {"explore_envs": 0.06, "explore_steps": 100, "explore_a
 
 
 @dataclass(frozen=True)
-class RolloutArgs(RewardArgs, CommonArgs):
+class RolloutArgs(CommonArgs):
     """Settings of rollouts and of nets that are a policy and a value: chapters 1, 2, 4, 5 and 7."""
 
     fixed = (*CommonArgs.fixed, "optimizer", "net", "hidden", "lstm", "mean_limit", "log_std_init")
@@ -35,7 +35,8 @@ class RolloutArgs(RewardArgs, CommonArgs):
     slots_per_actor: Annotated[int, Between(1, 64)] = 1
     """rollouts in flight for each actor: with 1 it waits while the learner uses its rollout, with 2 it keeps acting"""
     learning_rate: NonNegative = 5e-4
-    """learning rate at the start, annealed linearly to learning-rate-end over anneal-steps"""
+    """learning rate at step 0 of the run, also of a resumed one, annealed linearly to learning-rate-end over
+    anneal-steps"""
     learning_rate_end: NonNegative = 0.0
     """learning rate after anneal-steps; as high as learning-rate, it stays constant"""
     anneal_steps: Annotated[int, Between(0)] = 0

@@ -16,7 +16,7 @@ from a3c_mp.data.resume_states import ActorLayout
 from a3c_mp.data.transitions import block_spec
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.return_stats import ReturnStats
-from a3c_mp.maths.schedules import linear
+from a3c_mp.maths.schedules import set_learning_rate
 from a3c_mp.processes.pool import Filled, WorkerEvent
 from a3c_mp.processes.slots import GIB, Slots, free_memory
 from a3c_mp.replay import Batch, Prefetch, Replay, Shards, writer_state_spec
@@ -47,14 +47,6 @@ def move_target(target_net: nn.Module, net: nn.Module, rate: float) -> None:
     """
     target, online = ([*dict.fromkeys(each.state_dict(keep_vars=True).values())] for each in (target_net, net))
     torch._foreach_lerp_(target, online, rate)
-
-
-def set_learning_rates(args: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Set the learning rates after `steps` of a run, annealed linearly: those of critics and policy in proportion."""
-    if args.learning_rate_end is not None:
-        share = linear(1.0, args.learning_rate_end / args.learning_rate, steps, args.total_steps)
-        for group in optimizer.param_groups:
-            group["lr"] = share * group.setdefault("initial_lr", group["lr"])
 
 
 class RateLimiter:
@@ -171,7 +163,7 @@ class ApexSetup(Setup):
             while filled := learner.take():
                 stats = self.ingest(learner, filled)
                 recorded = learner.record(filled, stats, self.replay.size)
-                set_learning_rates(learner.args, learner.optimizer, learner.steps)
+                set_learning_rate(learner)
                 self.limiter.insert(sum(block.steps for block in stats), recorded.replay_sizes)
                 updates = learner.updates
                 for batch in self.limiter.allowed(batches, learner.run):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Positive, RewardArgs
+from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, Positive
 from a3c_mp.maths.return_stats import LARGEST_REWARD
 from a3c_mp.nets.build import NetSpec
 
@@ -28,7 +28,7 @@ VECTORS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class ReplayArgs(RewardArgs, CommonArgs):
+class ReplayArgs(CommonArgs):
     """Settings of learning from a replay buffer: chapter 3, its form on Ray, and populations."""
 
     replay_size: Count = 200_000

@@ -58,9 +58,10 @@ def make_optimizer(args: Args, net: DDPGNet) -> torch.optim.Optimizer:
     if args.optimizer != "adam":
         why = f"{args.algo} supports only adam"
         raise ConfigError("optimizer", args.optimizer, why, "leave it out, or use --algo dqn")
+    factor = args.policy_learning_rate / (args.learning_rate or 1.0)  # both are annealed in proportion
     groups = [
         {"params": [p for critic in net.critics() for p in critic.parameters()], "lr": args.learning_rate},
-        {"params": list(net.actor.parameters()), "lr": args.policy_learning_rate},
+        {"params": list(net.actor.parameters()), "lr": args.policy_learning_rate, "lr_factor": factor},
     ]
     return torch.optim.Adam(groups, eps=args.adam_eps, fused=True)
 

@@ -8,7 +8,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from a3c_mp.algorithms.actor_critic import A3CSetup, action_metrics, obs_for_stats, set_learning_rate
+from a3c_mp.algorithms.actor_critic import A3CSetup, action_metrics, obs_for_stats
 from a3c_mp.algorithms.actor_critic_settings import A3CArgs
 from a3c_mp.data.collector import RolloutCollector
 from a3c_mp.data.episodes import Episode, episodes_at
@@ -16,6 +16,7 @@ from a3c_mp.data.rollout import Rollout, empty_rollout, is_finite, minibatches, 
 from a3c_mp.errors import ConfigError
 from a3c_mp.maths.losses import Metrics, with_diagnostics
 from a3c_mp.maths.return_stats import ReturnStats
+from a3c_mp.maths.schedules import set_learning_rate
 from a3c_mp.processes.pool import Filled, Token
 from a3c_mp.processes.slots import Spec
 from a3c_mp.processes.weights import Weights
@@ -28,20 +29,10 @@ class Report(NamedTuple):
 
     version: int  # of the weights that the gradient was computed at
     steps: int  # samples in it
-    num_episodes: int  # filled rows of `Gradient.episodes`
+    num_episodes: int  # filled rows of "episodes" in the slot
     is_first: bool  # of its rollout: it comes with rewards, and observations for the statistics
     finite: bool  # whether gradient, loss and rollout have no NaN or inf
     metrics: dict[str, float]  # means over the batch, for TensorBoard
-
-
-class Gradient(NamedTuple):
-    """The gradient of one batch, in a slot. The fields are views of shared memory."""
-
-    vector: Tensor  # [P] float32, gradient of the batch's mean loss, laid out as in `views_like`
-    obs: Tensor  # [N, *obs_shape], those of the rollout that update the observation statistics
-    reward: Tensor  # [T, B] float32, raw
-    done: Tensor  # [T, B] bool, where games end
-    episodes: Tensor  # [M, 3] float64, finished `Episode`s in the first rows
 
 
 def views_like(vector: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -105,21 +96,21 @@ class Outbox:
 
     def write(self, token: Token, version: int, metrics: Metrics, steps: int) -> Report:
         """Write the gradient of `steps` samples, which is in `.grad`, into a slot; return what to send with it."""
-        gradient = Gradient(**self.memory.slots[token.slot])
-        copy_gradient(self.net, gradient.vector)
+        slot = self.memory.slots[token.slot]
+        copy_gradient(self.net, slot["vector"])
         if is_first := self.is_first:
             if self.args.normalize_obs:
-                gradient.obs.copy_(obs_for_stats(self.rollout.obs, self.collector.net.norm.has_images))
-            gradient.reward.copy_(self.rollout.reward)
-            gradient.done.copy_(self.rollout.done)
+                slot["obs"].copy_(obs_for_stats(self.rollout.obs, self.collector.net.norm.has_images))
+            slot["reward"].copy_(self.rollout.reward)
+            slot["done"].copy_(self.rollout.done)
         rows = torch.tensor(self.episodes, dtype=torch.float64).reshape(-1, len(Episode._fields))
-        gradient.episodes[: len(rows)] = rows
+        slot["episodes"][: len(rows)] = rows
         self.memory.states.write(token.slot, self.collector.state_fields, self.rollout)
         # Reading the means waits for the GPU, so the slot is complete then.
         found = with_diagnostics(metrics) | self.action_metrics
-        device = gradient.vector.device  # the rollout's metrics are of the CPU
+        device = slot["vector"].device  # the rollout's metrics are of the CPU
         means = [torch.as_tensor(value, device=device).detach().float().mean() for value in found.values()]
-        *figures, total = torch.stack([*means, gradient.vector.sum()]).tolist()
+        *figures, total = torch.stack([*means, slot["vector"].sum()]).tolist()
         named = dict(zip(found, figures, strict=True))
         finite = self.finite and math.isfinite(total + named.get("losses/total", 0.0))
         return Report(version, steps, len(self.episodes), is_first, finite, named)
@@ -149,16 +140,16 @@ class GradientSetup(A3CSetup):
         self.weights_dtype = torch.float32  # actors compute gradients with them
 
     def slot_spec(self, args: Any, net: Any, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> Spec:
-        """Return shapes and dtypes of a `Gradient`."""
+        """Return shapes and dtypes of a slot for the gradient of a batch."""
         spec = super().slot_spec(args, net, obs_space, action_space)
         shape, dtype = spec["obs"]
         obs = obs_for_stats(torch.empty(shape, dtype=dtype, device="meta"), net.norm.has_images)
         return {
-            "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),
-            "obs": (tuple(obs.shape), dtype),
-            "reward": spec["reward"],
-            "done": spec["terminated"],
-            "episodes": ((args.unroll_length * args.num_envs, len(Episode._fields)), torch.float64),
+            "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),  # of the mean loss; `views_like`
+            "obs": (tuple(obs.shape), dtype),  # those of the rollout that update the observation statistics
+            "reward": spec["reward"],  # [T, B], raw
+            "done": spec["terminated"],  # [T, B], where games end
+            "episodes": ((args.unroll_length * args.num_envs, len(Episode._fields)), torch.float64),  # first rows
         }
 
     def begin(self, learner: Learner) -> None:
@@ -184,11 +175,11 @@ class GradientSetup(A3CSetup):
 
     def _accept(self, learner: Learner, message: Filled) -> Tensor | None:
         """Record a gradient and return it, unless it is too old, or contains NaN or inf."""
-        gradient, report = Gradient(**self.slots[message.slot]), message.payload
+        slot, report = self.slots[message.slot], message.payload
         lag, max_lag = learner.lag(report.version), learner.args.max_lag
-        rows = gradient.episodes[: report.num_episodes].tolist()
+        rows = slot["episodes"][: report.num_episodes].tolist()
         episodes = [Episode(episode_return, int(length), int(env)) for episode_return, length, env in rows]
-        rewards = (gradient.reward, gradient.done) if report.is_first else None
+        rewards = (slot["reward"], slot["done"]) if report.is_first else None
         stats = MessageStats(report.steps, episodes if report.is_first else None, lag, report.finite, rewards)
         if not learner.record([message], [stats]).finite:
             return None
@@ -196,9 +187,9 @@ class GradientSetup(A3CSetup):
             learner.run.counters["gradients_too_old"] += 1
             return None
         if report.is_first:
-            learner.update_norm(gradient.obs.to(learner.device), f"{learner.args.actor_name} {message.worker}")
+            learner.update_norm(slot["obs"].to(learner.device), f"{learner.args.actor_name} {message.worker}")
         learner.run.record_metrics(report.metrics)
-        return gradient.vector
+        return slot["vector"]
 
 
 class MeanGradient:

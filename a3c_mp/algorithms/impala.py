@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from a3c_mp.algorithms.actor_critic import A3CSetup, action_metrics, obs_for_stats, set_learning_rate, stats_of
+from a3c_mp.algorithms.actor_critic import A3CSetup, action_metrics, obs_for_stats, stats_of
 from a3c_mp.algorithms.actor_critic_settings import RolloutArgs
 from a3c_mp.config import Between, Count, NonNegative
 from a3c_mp.data.rollout import Rollout, join, minibatches, to_device
 from a3c_mp.errors import ConfigError, one_line
+from a3c_mp.maths.schedules import set_learning_rate
 from a3c_mp.processes.slots import Spec
 from a3c_mp.run.learner import Learner
 from a3c_mp.run.preflight import check_learners, check_replay_memory

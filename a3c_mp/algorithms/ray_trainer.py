@@ -18,7 +18,7 @@ from a3c_mp.algorithms.apex import ApexSetup
 from a3c_mp.algorithms.ray_settings import DqnArgs, check, check_shards
 from a3c_mp.cluster.access import check_cluster, find_cluster
 from a3c_mp.cluster.learners import RayLearners
-from a3c_mp.cluster.node import ClusterAddress, store_folder
+from a3c_mp.cluster.node import store_folder
 from a3c_mp.cluster.placement import amount_of
 from a3c_mp.cluster.ray_worker import Packer
 from a3c_mp.cluster.remote_replay import RemoteReplay, ReplayShard, ReplaySpec
@@ -107,12 +107,8 @@ def make_setup(args: Any, make: Callable[[Any], Setup], start: Start) -> Setup:
         check_store(store_bytes(args, setup), args.num_actors, store_folder())
     else:  # its places may not be free again yet where this is a restart
         needs = None if start.restarts else needs_of_actor(args)
-        check_cluster(cluster_of(args), needs)
+        check_cluster(find_cluster(args.address, args.token_file, args.insecure_cluster), needs)
     return setup
-
-
-def cluster_of(args: Any) -> ClusterAddress:
-    return find_cluster(args.address, args.token_file, args.insecure_cluster)
 
 
 @contextmanager
@@ -120,7 +116,7 @@ def join_cluster(run: Run, setup: Setup, start: Start) -> Iterator[Connection]:
     """Connect to a running cluster, or to one of its own. Raises ConfigError, also without the trainer's GPU."""
     args: Any = run.args
     run.count_time_from(start.since)
-    address = None if args.address is None else cluster_of(args)
+    address = None if args.address is None else find_cluster(args.address, args.token_file, args.insecure_cluster)
     num_gpus = torch.cuda.device_count() if args.trainer_gpus or args.actor_gpus else 0
     sizes = {"num-cpus": args.num_actors, "num-gpus": num_gpus, "object-store-memory": store_bytes(args, setup)}
     own_node = [f"--{name}={size}" for name, size in sizes.items()]

@@ -1,6 +1,7 @@
 """`a3c_mp.load_policy`: the policy of a trained run, for `play.py` and for programs of one's own."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,13 +10,15 @@ import numpy as np
 
 from a3c_mp import wrappers
 from a3c_mp.algorithms import ddpg, dqn, td3
+from a3c_mp.config import CommonArgs
+from a3c_mp.data.episodes import Episode
 from a3c_mp.errors import CheckpointError, ConfigError
 from a3c_mp.nets.build import NetSpec, make_actor_critic
 from a3c_mp.nets.distributions import ACTIONS
 from a3c_mp.population.evolution import Genome
 from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.run import checkpoint
-from a3c_mp.run.evaluate import Policy, make_policy
+from a3c_mp.run.evaluate import Policy, make_play_envs, make_policy, play_episodes
 from a3c_mp.run.preflight import probe_env
 
 VALUE_BASED = {"dqn": dqn, "ddpg": ddpg, "td3": td3}  # --algo of a run -> its nets and policies, of action values
@@ -125,7 +128,7 @@ def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[st
 
 def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
     """The trained net, and the spaces of its environment. Raises ConfigError if it does not fit the environment."""
-    spaces = probe_env(run.env_id, run.algo.ACTIONS if run.algo else ACTIONS)
+    spaces = probe_env(run.env_id, run.algo.ACTIONS if run.algo else ACTIONS, tries=False)  # it may move a machine
     net: Any
     of_population = run.algorithm.startswith("population")
     if of_population:
@@ -196,6 +199,20 @@ class TrainedPolicy:
         actions = self._act(obs, np.full(len(obs), begins, np.bool_), masks)
         self._num = len(obs)  # now that nothing was refused
         return actions[0] if is_single else actions
+
+    def evaluate(
+        self, episodes: int = 20, *, seed: int = 10_000, num_envs: int = CommonArgs.eval_envs,
+        max_steps: int = CommonArgs.eval_max_steps,
+    ) -> list[Episode]:  # fmt: skip
+        """Play whole games, those of play.py with these flags; returns their raw returns and lengths.
+
+        In `num_envs` environments, with a seed for them and for what they may draw from: `random`, numpy's and torch's
+        global generators. A game of `max_steps` agent steps is cut.
+        """
+        with closing(make_play_envs(self.env_id, episodes, seed=seed, num_envs=num_envs)) as env:
+            games = list(play_episodes(self, env, episodes, max_steps))
+        self.reset()
+        return games
 
     def reset(self) -> None:
         """Begin episodes with the next call."""

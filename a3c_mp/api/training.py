@@ -66,15 +66,18 @@ class Callback:
 
 
 def train(
-    chapter: str | Path, *, env_id: Any = None, callbacks: Callback | Sequence[Callback] = (), **settings: Any
-) -> Result:
+    chapter: str | Path, *, env_id: Any = None, callbacks: Callback | Sequence[Callback] = (), quiet: bool = False,
+    **settings: Any,
+) -> Result:  # fmt: skip
     """Train, and wait for the end of the run.
 
     Args:
         chapter: `a3c_data`, `impala`, ...: train_a3c_data.py etc.; or the path of a chapter of one's own (.py).
         env_id: an id; or a class, or a function that makes an environment, at the top level of a module.
         callbacks: one, or several, whose hooks are called in this order.
-        settings: as the flags of the chapter, with `_` for `-`; `env_kwargs` may be a dict.
+        quiet: print nothing but errors; run.log in the run folder has it all.
+        settings: as the flags of the chapter, with `_` for `-`; `env_kwargs` may be a dict, and a `net` or a `wrapper`
+            what its name stands for.
 
     Raises:
         ConfigError: what the chapter refuses, in the same words.
@@ -91,17 +94,23 @@ def train(
     if settings.get("attach_to") is not None:
         why = "a node that joins a task has no run of its own, and this call no result"
         raise ConfigError("attach-to", settings["attach_to"], why, "start train_task.py with it")
-    given = {"env_id": id_of(env_id)} if env_id is not None else {}
-    words = [word for name, value in (given | settings).items() for word in as_flag(name, value)]
+    given: dict[str, Any] = {"env_id": id_of(env_id)} if env_id is not None else {}
+    for name in {"net", "wrapper"} & settings.keys():
+        is_list = isinstance(value := settings[name], list | tuple)
+        given[name] = [id_of(each, name) for each in value] if is_list else id_of(value, name)
+    words = [word for name, value in (settings | given).items() for word in as_flag(name, value)]
     find_temporary_folder()
     told: dict[str, Any] = {}
     is_stopped = False
-    with following([sys.executable, str(script), *words]) as (process, lines):
-        for line in lines:
-            told |= line
-            if "metrics" in line and not call_hooks(hooks, line["steps"], line["metrics"]):
-                is_stopped = True
-                break  # the end of this block ends the run
+    with following([sys.executable, str(script), *words], quiet) as (process, folder):
+        while process.returncode is None and not is_stopped:  # the end of this block ends the run
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_SECONDS)
+            for facts in take_told(folder):  # also what it has told at its end
+                told |= facts
+                if "metrics" in facts and not call_hooks(hooks, facts["steps"], facts["metrics"]):
+                    is_stopped = True
+                    break
     result = result_of(process.returncode, told, given.get("env_id", ""))
     if is_stopped and result.exit_reason == "SIGTERM":
         result = replace(result, exit_reason="callback")
@@ -121,13 +130,13 @@ def find_script(chapter: str | Path) -> Path:
     raise ConfigError("chapter", chapter, f"must be one of {known}, or a script (.py)")
 
 
-def id_of(env: Any) -> str:
-    """The id of an environment; `module:Name` of a class or function. Raises ConfigError if a run cannot import it."""
+def id_of(env: Any, flag: str = "env-id") -> str:
+    """An id, as it is; `module:Name` of a class or function. Raises ConfigError if a run cannot import it."""
     if isinstance(env, str):
         return env
     module, name = getattr(env, "__module__", None), getattr(env, "__qualname__", "")
     if not callable(env) or not name:
-        raise ConfigError("env-id", env, "must be an id, or a class or function that makes an environment")
+        raise ConfigError(flag, env, "must be its name, or a class or function at the top level of a module")
     if module in ("__main__", "__mp_main__"):  # the latter: in a pool's process, which the script started
         file = getattr(sys.modules["__main__"], "__file__", None) or ""
         spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m package.module`; pdb removes it
@@ -136,12 +145,12 @@ def id_of(env: Any) -> str:
     if module is None or not name.isidentifier():
         why = "the processes of a run cannot import what is defined in a notebook's cell or inside a function"
         fix = f"write it into a module (a cell that begins with %%writefile my_envs.py) and use my_envs.{name}"
-        raise ConfigError("env-id", name, why, fix)
+        raise ConfigError(flag, name, why, fix)
     is_derived = isinstance(env, type) and isinstance(there, type) and issubclass(env, there)
     is_of_a_reload = type(there) is type(env) and not hasattr(env, "__wrapped__") and not is_derived
     if there is not env and not is_of_a_reload:  # it wraps what its name is of, or a profiler runs this script
         fix = "write a class, or a function that makes the environment, at the top level of a module"
-        raise ConfigError("env-id", name, f"{env.__module__}.{name} is another object, or none", fix)
+        raise ConfigError(flag, name, f"{env.__module__}.{name} is another object, or none", fix)
     return f"{module}:{name}"
 
 
@@ -156,21 +165,21 @@ def call_hooks(hooks: Sequence[Callback], steps: int, metrics: Mapping[str, floa
 
 
 @contextmanager
-def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterator[dict[str, Any]]]]:
-    """Start a run, which ends with this block or the thread that it is in; yields its process and what it tells."""
+def following(command: Sequence[str], quiet: bool = False) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """Start a run, which ends with this block or the thread that it is in; yields its process and what it tells in."""
     with tempfile.TemporaryDirectory(prefix="a3c-") as folder:
         parent = f"{os.getpid()} {int(signal.SIGTERM)}"  # which ends a run with a checkpoint
         found = os.pathsep.join(os.path.abspath(place) for place in sys.path)  # modules that are imported here
         env = {**os.environ, VARIABLE: folder, PARENT_VARIABLE: parent, "PYTHONPATH": found}
         try:
-            process = subprocess.Popen(command, env=env)
+            process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL if quiet else None)
         except OSError as error:
             if error.errno != errno.E2BIG:
                 raise
             why, fix = "too long for the command line of the run", "write it to a file that the environment reads"
             raise ConfigError("settings", f"{max(command, key=len).strip()[:40]}...", why, fix) from error
         try:
-            yield process, told_by(process, Path(folder))
+            yield process, Path(folder)
         finally:
             process.terminate()
             try:
@@ -179,16 +188,6 @@ def following(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, Iterat
             finally:  # the time is over, or there was another Ctrl-C
                 process.kill()
                 process.wait()
-
-
-def told_by(process: subprocess.Popen, folder: Path) -> Iterator[dict[str, Any]]:
-    """What a run tells, until it has ended."""
-    is_over = False
-    while not is_over:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_SECONDS)
-        is_over = process.returncode is not None
-        yield from take_told(folder)
 
 
 def result_of(code: int, told: Mapping[str, Any], env_id: str) -> Result:

@@ -174,7 +174,7 @@ def defaults_for(args_class: Any, env_id: str, presets: Presets, algo: str | Non
     try:
         is_atari = wrappers.is_atari(env_id)
         has_own_rewards = is_atari or wrappers.ids.keep_rewards(wrappers.extras_of(env_id).wrapper)
-        found = {"reward_clip": is_atari} if "reward_clip" in _fields(args_class) else {}
+        found = {"reward_clip": is_atari}
         kinds = ["images"] if is_atari else []
         if not is_atari and (name not in presets or kwargs or wrappers.extras_of(env_id).wrapper):
             obs_space, action_space = wrappers.spaces(env_id)

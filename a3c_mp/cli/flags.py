@@ -36,7 +36,9 @@ OTHER_NAMES = {
     "run-name": "exp-name experiment name",
     "runs-dir": "tensorboard-log logdir log-dir log-folder output-dir save-dir train-dir",
     "stop-return": "target-return reward-threshold",
-    "checkpoint-seconds": "save-freq save-frequency save-every save-model",
+    "checkpoint-steps": "save-freq save-frequency save-every",
+    "checkpoint-seconds": "save-model save-every-sec",
+    "hidden": "net-arch hidden-sizes hidden-size fcnet-hiddens encoder-mlp-layers",
     "eval-every": "eval-freq eval-interval evaluate",
     "resume-or-start": "auto-resume autoresume restart-behavior requeue",
     "resume": "load checkpoint restore load-model trained-agent",
@@ -48,21 +50,32 @@ OTHER_NAMES = {
     "target-noise": "policy-noise target-policy-noise",
     "target-noise-clip": "noise-clip",
     "genes": "learning-rate-range batch-size-range learn-every-range",
-    "epsilon": "start-e end-e exploration-fraction exploration-final-eps",
+    "epsilon": "start-e end-e exploration-final-eps",
     "noise": "exploration-noise action-noise",
     "noise-memory": "ou-noise ornstein-uhlenbeck",
 }
 """flag here -> its names in CleanRL, SB3, RLlib, Sample Factory and others, and in older versions"""
 
 
-def suggestion(name: str, flags: Collection[str]) -> str:
+ANSWERS = {
+    "play.py --video records one": "capture-video record-video video",
+    "train_impala.py has it": "lstm use-lstm use-rnn recurrent",
+    "train_apex.py has it, for dqn, ddpg and td3": "algo algorithm",
+    "leave it out: each environment has an epsilon of its own": "exploration-fraction",
+    "give it by the environment variable WANDB_PROJECT": "wandb-project-name wandb-project",
+}
+"""what is said of flags of other chapters and libraries that are none here"""
+
+
+def suggestion(name: str, flags: Mapping[str, str]) -> str:
+    """What to give in place of a flag that is none of `flags`, which have these helps."""
     plain = name.removeprefix("no-")
-    here = next((flag for flag, others in OTHER_NAMES.items() if plain in others.split()), None)
+    here = next((flag for flag, others in OTHER_NAMES.items() if plain in others.split()), "")
     if here in flags:
-        return f"here it is --{here}"
+        return f"here it is --{here} ({flags[here]})"  # its number may mean something else
     if close := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
         return f"perhaps you meant --{close[0]}"
-    return "play.py --video records one" if plain in ("capture-video", "record-video", "video") else "see --help"
+    return next((answer for answer, others in ANSWERS.items() if plain in others.split()), "see --help")
 
 
 class Rule(NamedTuple):

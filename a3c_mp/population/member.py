@@ -64,6 +64,7 @@ def run_member(channel: WorkerChannel, algorithm: Algorithm, args: Args, memory:
             algorithm.member(generation.args, generation)
             channel.starting()  # closing all environments may take as long as making one
         generation.end()
+        del generation  # with its CUDA graph, before the next one is captured
         channel.send(slot, None)
 
 

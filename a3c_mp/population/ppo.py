@@ -97,7 +97,10 @@ class Generation(MemberGeneration):
 
     def __init__(self, args: Any, memory: PopulationMemory, channel: WorkerChannel, env: GuardedEnvs, seed: int):
         super().__init__(args, memory, channel, env, seed)
-        memory_view = SimpleNamespace(place=lambda net: net.to(acting_dtype(args.precision, self.net)))
+        dtype = acting_dtype(args.precision, self.net)
+        memory_view = SimpleNamespace(
+            place=lambda net: net.to(dtype)
+        )  # without self: a cycle would keep the GPU's memory
         view = SimpleNamespace(memory=memory_view, actor=self.place, restored=None, seed_key=(seed,))
         self.collector = RolloutCollector(self.args, env, view, copy.deepcopy(self.net))
         spaces, extra = (env.single_observation_space, env.single_action_space), args.rollout_fields

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
-from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, RewardArgs, check_ranges, flag_name
+from a3c_mp.config import Between, CommonArgs, Count, Fraction, NonNegative, check_ranges, flag_name
 from a3c_mp.errors import ConfigError
 from a3c_mp.population.genes import Gene, read_genes
 
@@ -29,7 +29,7 @@ class Convolution(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Args(RewardArgs, CommonArgs):
+class Args(CommonArgs):
     """Settings of a population: chapter 6. It has no other actors than its members (--population)."""
 
     chapter = "population"

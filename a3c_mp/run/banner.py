@@ -31,11 +31,11 @@ ENDINGS = {"total_steps": "--total-steps reached", "max_seconds": "--max-seconds
 SLOW_SECONDS = 10.0  # until the first results of actors, beyond which the log says so
 
 
-def first_lines(args: CommonArgs, net: nn.Module) -> list[str]:
-    """The lines that describe a run, for its log at the start."""
+def first_lines(args: CommonArgs, net: nn.Module, steps: int = 0) -> list[str]:
+    """The lines that describe a run, for its log at the start, after `steps`."""
     net = getattr(net, "net", net)  # a population's, of its fittest member
     number = f"{sum(p.numel() for p in net.parameters()):,} parameters"
-    parts = [net_name(vars(args), net), number, *settings_parts(args)]
+    parts = [net_name(vars(args), net), number, *settings_parts(args, steps)]
     if found := FOUND.get(args.env_id):
         obs_space, action_space, layout = found
         actions = f"{action_space} {ActionScaling(action_space)}"
@@ -105,7 +105,7 @@ def net_name(settings: Mapping[str, Any], net: Any) -> str:
     return f"{name}, LSTM" if net.lstm_size else name
 
 
-def settings_parts(args: CommonArgs) -> list[str]:
+def settings_parts(args: CommonArgs, done: int = 0) -> list[str]:
     """What becomes of rewards, and of learning rate and entropy coefficient in the steps of this run."""
     settings, parts = vars(args), list[str]()  # not every chapter has all of them
     if "reward_clip" in settings:
@@ -119,8 +119,9 @@ def settings_parts(args: CommonArgs) -> list[str]:
     for name, field, during in ("lr", "learning_rate", "anneal_steps"), ("entropy", "entropy_coef", "entropy_steps"):
         if (end := settings.get(f"{field}_end")) is not None and field in settings:
             start, steps = settings[field], settings.get(during) or args.total_steps
+            now = f", {linear(start, end, done, steps):.4g} now" if done else ""
             after = f" after {steps:,} steps" if steps < args.total_steps else ""
-            parts.append(f"{name} {start:g} -> {linear(start, end, args.total_steps, steps):.4g}{after}")
+            parts.append(f"{name} {start:g} -> {linear(start, end, args.total_steps, steps):.4g}{after}{now}")
     return parts
 
 

@@ -102,7 +102,7 @@ class Run(RunState):
         self.log.info(f"{self.algorithm} on {self.args.env_id}, seed {self.args.seed}, in {self.folder}")
         if signal.SIGINT in IGNORED_AT_START:
             self.log.info("SIGINT is ignored, as whatever started this asked for it; SIGTERM ends the run")
-        for line in first_lines(self.args, self.net):
+        for line in first_lines(self.args, self.net, self.steps):
             self.log.info(line)
         return self
 

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import psutil
@@ -12,6 +13,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from harness import BUSY_SECONDS
 
+import train_a3c_data
 from a3c_mp.errors import PeerLost
 from a3c_mp.maths.losses import normalize
 from a3c_mp.nets.build import make_actor_critic
@@ -19,6 +21,7 @@ from a3c_mp.processes import supervisor
 from a3c_mp.processes.learner_group import LearnerGroup
 from a3c_mp.processes.learners import DEATH_SECONDS, GLOO_SECONDS, LEARNER_CLOSE_SECONDS, Learners
 from a3c_mp.processes.supervisor import START_SECONDS, WAIT_SECONDS
+from a3c_mp.run.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -36,23 +39,25 @@ def make_net(seed):
     return net, torch.optim.Adam(net.parameters(), lr=0.01)
 
 
-def step(net, optimizer, group):
-    """A step on this learner's share of the same samples; the gradients, and as the last element the loss.
+def loss(args, net, group, obs, weights):
+    """Advantages are normalized over the batches of all learners."""
+    logits, values = net(obs)
+    advantages = normalize(values.detach() - logits.detach()[:, 0], weights, group.all_reduce_mean)
+    return (weights * advantages * logits.square().sum(1)).mean() + values.square().mean(), {}
 
-    Advantages are normalized over the batches of all learners.
-    """
+
+def step(net, optimizer, group, max_grad_norm=1e9):
+    """A step on this learner's share of the same samples; the gradients, and as the last element the loss."""
     rng = torch.Generator().manual_seed(0)
     samples = torch.randn(24, 3, generator=rng), torch.rand(24, generator=rng)
     obs, weights = (part.chunk(group.size)[group.rank] for part in samples)
-    net.norm.update(group.all_gather(samples[0].tensor_split([9])[group.rank] if group.size > 1 else samples[0]))
-    net.zero_grad()
-    logits, values = net(obs)
-    advantages = normalize(values.detach() - logits.detach()[:, 0], weights, group.all_reduce_mean)
-    loss = (weights * advantages * logits.square().sum(1)).mean() + values.square().mean()
-    loss.backward()
-    group.all_reduce_gradients(optimizer, loss)
+    args = SimpleNamespace(precision="fp32", max_grad_norm=max_grad_norm, normalize_obs=True)
+    run = SimpleNamespace(counters=Counter())
+    learner = SimpleNamespace(args=args, net=net, optimizer=optimizer, group=group, run=run)
+    Learner.update_norm(learner, samples[0].tensor_split([9])[group.rank] if group.size > 1 else samples[0], "")
+    metrics = train_a3c_data.gradients(args, learner, loss, group, obs, weights)
     optimizer.step()
-    return [*(parameter.grad.clone() for parameter in net.parameters()), loss]
+    return [*(parameter.grad.clone() for parameter in net.parameters()), metrics["losses/total"]]
 
 
 def learn_together(group, *progress):
@@ -78,6 +83,8 @@ def test_the_gradient_is_that_of_one_learner_over_the_union_of_the_batches():
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
     assert all(map(torch.equal, first, second)), "the learners' weights do not drift apart"
     assert {address for each in addresses for address in each} == {"127.0.0.1"}, "other machines cannot reach them"
+    *clipped, _ = step(net, optimizer, LearnerGroup(), max_grad_norm=0.1)
+    assert torch.stack([grad.norm() for grad in clipped]).norm().item() == pytest.approx(0.1, rel=1e-3)
 
 
 def exchange_for_ever(group, *progress):
@@ -152,10 +159,16 @@ def test_a_learner_that_never_comes_to_the_others_is_not_waited_for(monkeypatch,
 
 @pytest.mark.usefixtures("short_waits")
 def test_a_frozen_learner_is_given_up_after_a_time():
-    learners = make_learners(2, exchange_for_ever)
-    learners.peer_seconds = 1
+    learners, frozen = make_learners(2, exchange_for_ever), []
+    learners.peer_seconds = 5  # also to meet
+
+    def freeze(pids):
+        os.kill(pids[0], signal.SIGSTOP)
+        frozen.extend(pids)
+
     with pytest.raises(PeerLost, match=r"no answer from learner 1 \(pid.*; if they were only busy, raise --hang-"):
-        exchange_until_lost(learners, lambda pids: os.kill(pids[0], signal.SIGSTOP))
+        exchange_until_lost(learners, freeze)
+    assert frozen == pids(learners)
     assert not any(psutil.pid_exists(pid) for pid in pids(learners))
 
 

@@ -35,7 +35,7 @@ from a3c_mp.run.followed import tell
 folder, how = Path("r").absolute(), sys.argv[1]
 if how == "--how=leave":
     sys.exit(1)
-folder.mkdir()
+folder.mkdir(exist_ok=True)
 
 def end(reason, code):
     end = {"solved": reason == "solved", "steps": 7, "mean_return_100": 1.5, "exit_reason": reason}
@@ -45,6 +45,7 @@ def end(reason, code):
 if signal.SIGTERM not in a3c_mp._bootstrap.IGNORED_AT_START:  # as a run does
     signal.signal(signal.SIGTERM, lambda *_: how == "--how=stuck" or end("SIGTERM", 143))
 tell(folder=str(folder))
+print(*sys.argv[2:])
 (folder / "pid").write_text(str(os.getpid()))
 tell(steps=5, metrics={"losses/total": 1.0})
 Path(os.environ["A3C_MP_FOLLOWED"], "0.tmp").write_text('{"steps": 4')  # the disk is full
@@ -100,9 +101,13 @@ def is_left(folder):
     return False
 
 
-def test_callbacks_hear_of_a_run_and_its_result_says_how_it_ended(chapter, tmp_path):
+def test_callbacks_hear_of_a_run_and_its_result_says_how_it_ended(chapter, tmp_path, capfd):
     callbacks = [Recorder(), Recorder()]
-    result = a3c_mp.train(chapter, how="end", callbacks=callbacks)
+    a3c_mp.train(chapter, how="end", net=make_count, wrapper=[Recorder, "m:W,x=1"])
+    flags = ["--net=test_python:make_count", "--wrapper", "test_python:Recorder", "m:W,x=1"]
+    assert capfd.readouterr().out.split() == flags
+    result = a3c_mp.train(chapter, how="end", callbacks=callbacks, quiet=True)
+    assert not capfd.readouterr().out
     assert [callback.calls for callback in callbacks] == 2 * [[*CALLS, ("end", result)]]
     assert (result.folder, result.solved, result.steps, result.mean_return) == (tmp_path / "r", True, 7, 1.5)
     assert result.exit_reason == result.summary["exit_reason"] == "solved"
@@ -216,7 +221,8 @@ def in_a_cell():
         ("a3c_data", {"env_id": Recorder._record}, "env-id=Recorder._record: .* cannot import"),
         ("a3c_data", {"env_id": functools.update_wrapper(lambda: None, Recorder)}, "is another object, or none"),
         ("task", {"attach_to": "tcp://127.0.0.1:5"}, "attach-to=tcp.*: a node that joins a task has no run of its own"),
-        ("a3c_data", {"env_id": 5}, "env-id=5: must be an id, or a class or function"),
+        ("a3c_data", {"net": lambda: None}, "net=<lambda>: .* inside a function"),
+        ("a3c_data", {"env_id": 5}, "env-id=5: must be its name, or a class or function"),
         ("a3c_data", {"env_kwargs": {"a": "x" * 200_000}}, "settings=a=x.*: too long for the command line"),
     ],
 )  # fmt: skip
@@ -329,6 +335,10 @@ def test_the_policy_of_a_net_with_state_remembers_each_environment(run_inline):
     assert masked.tolist() == [free[0], 1 - free[1]]
     with pytest.raises(ValueError, match=re.escape("observations must be (4,) or [N, 4]")):
         one(games)
+    played = one.evaluate(3, num_envs=2)
+    assert [game.episode_return for game in played] == [game.length for game in played], "CartPole's reward"
+    assert sorted(played) == sorted(one.evaluate(3, num_envs=2)), "the same games"
+    assert [game.length for game in one.evaluate(1, max_steps=4)] == [4]
 
 
 # ---- the page and its example

@@ -14,7 +14,7 @@ from torch import nn
 import train_a3c_grad
 from a3c_mp.algorithms import actor_critic
 from a3c_mp.algorithms.actor_critic import Samples, advantages_and_targets
-from a3c_mp.algorithms.gradients import Gradient, GradientSetup, MeanGradient, Outbox, Report, copy_gradient
+from a3c_mp.algorithms.gradients import GradientSetup, MeanGradient, Outbox, Report, copy_gradient
 from a3c_mp.cli import parse_args
 from a3c_mp.data.episodes import Episode
 from a3c_mp.maths.losses import normalize
@@ -65,12 +65,12 @@ def test_statistics_of_a_rollout_arrive_with_its_first_gradient_and_what_is_not_
     outbox.memory.states = SimpleNamespace(write=lambda *_: None)
     outbox.finite, outbox.episodes, outbox.is_first, outbox.action_metrics = True, EPISODES, True, {}
     outbox.rollout.obs.normal_()
-    gradient, reports = Gradient(**outbox.memory.slots[0]), []
+    slot, reports = outbox.memory.slots[0], []
     for indices in outbox.unsent(12):
         reports.append(outbox.write(Token(0, 7), 7, metrics, len(indices)))
         if len(reports) == 1:
-            assert torch.equal(gradient.obs, outbox.rollout.obs[1:].flatten(0, 1))
-            assert gradient.episodes[:2].tolist() == [[-21.0, 824, 0], [0.1, 3, 0]]
+            assert torch.equal(slot["obs"], outbox.rollout.obs[1:].flatten(0, 1))
+            assert slot["episodes"][:2].tolist() == [[-21.0, 824, 0], [0.1, 3, 0]]
     means = {"values/target": 3.0}
     assert reports == [Report(7, 4, 2, True, True, means), *2 * [Report(7, 4, 0, False, True, means)]]
 
@@ -189,7 +189,7 @@ def test_which_gradients_make_a_step(run_inline, tape, monkeypatch, flags, entri
     def actor(channel, args):
         def fill(token):
             value, age = next(given)
-            Gradient(**channel.memory.slots[token.slot]).vector.fill_(value)
+            channel.memory.slots[token.slot]["vector"].fill_(value)
             return Report(channel.memory.weights.version - age, 10, 0, False, True, {})
 
         return fill

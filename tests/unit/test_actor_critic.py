@@ -45,13 +45,20 @@ def test_what_follows_a_step_depends_on_how_it_ended(terminated, truncated, life
         assert advantages.item() == pytest.approx(expected - rollout.value[0].item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("reward_clip", [False, True])
-def test_rewards_are_clipped_to_their_sign_and_then_scaled_for_learning_only(reward_clip):
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"reward_clip": False}, [14.0, -1.0, 0.0]),
+        ({"reward_clip": True}, [2.0, -2.0, 0.0]),
+        ({"reward_clip": False, "reward_scale": None}, [10.0, -1.0, 0.0]),  # an outlier that the scale does not know
+    ],
+)
+def test_rewards_are_clipped_to_their_sign_and_then_scaled_for_learning_only(settings, expected):
     rollout, raw = random_rollout(3, 1), [7.0, -0.5, 0.0]
     rollout.reward.copy_(torch.tensor(raw)[:, None])
     rollout.terminated.fill_(True)
-    found = advantages_and_targets(replace(ARGS, reward_clip=reward_clip), rollout, 2.0)[1]
-    assert found.flatten().tolist() == ([2.0, -2.0, 0.0] if reward_clip else [14.0, -1.0, 0.0])
+    found = advantages_and_targets(replace(ARGS, **settings), rollout, 2.0)[1]
+    assert found.flatten().tolist() == expected
     assert rollout.reward.flatten().tolist() == raw
 
 
@@ -80,7 +87,9 @@ def test_a_gradient_is_computed_in_the_format_asked_for_and_reaches_every_parame
     samples = samples._replace(obs=torch.randint(256, (16, 4, 36, 36), dtype=torch.uint8))
     for precision in ("fp32", "bf16"):
         net.zero_grad()
-        total, metrics = train_a3c_data.backward(replace(ARGS, precision=precision), net, train_a3c_data.loss, samples)
+        args = replace(ARGS, precision=precision)
+        with torch.no_grad():  # as an environment with nets may have left it
+            total, metrics = train_a3c_data.backward(args, net, train_a3c_data.loss, samples)
         values = metrics["values/value"]
         assert total.dtype == values.dtype == torch.float32
         assert torch.equal(values, values.bfloat16().float()) == (precision == "bf16")
@@ -91,14 +100,23 @@ def test_a_gradient_is_computed_in_the_format_asked_for_and_reaches_every_parame
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_advantages_are_normalized_if_asked_for_and_value_targets_never(normalize, monkeypatch):
-    args, rollout, taken = PPOArgs(batch_size=16, normalize_advantages=normalize), random_rollout(8, 2), []
-    monkeypatch.setattr(train_a3c_data, "gradient_step", lambda args, learner, loss, batch: taken.append(batch))
-    learner = SimpleNamespace(steps=0, rng=generator(), reward_scale=2.0, device=torch.device("cpu"))
+    args = PPOArgs(
+        batch_size=16, normalize_advantages=normalize, entropy_coef=0.2, entropy_coef_end=0.0, total_steps=100
+    )
+    rollout, taken, coefficients = random_rollout(8, 2), [], []
+
+    def gradient_step(args, learner, loss, batch):
+        taken.append(batch)
+        coefficients.append(args.entropy_coef)
+
+    monkeypatch.setattr(train_a3c_data, "gradient_step", gradient_step)
+    learner = SimpleNamespace(steps=50, rng=generator(), reward_scale=2.0, device=torch.device("cpu"))
     train_a3c_data.learn(args, learner, rollout)
     advantages, value_targets = (field.flatten() for field in advantages_and_targets(args, rollout, 2.0))
     expected = losses.normalize(advantages) if normalize else advantages
     torch.testing.assert_close(taken[0].advantages.sort().values, expected.sort().values)
     torch.testing.assert_close(taken[0].value_targets.sort().values, value_targets.sort().values)
+    assert coefficients[0] == pytest.approx(0.1), "annealed to half"
 
 
 def taken(fraction, advantages, num_epochs=3, batch_size=10):

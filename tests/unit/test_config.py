@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import json
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -37,6 +37,8 @@ class Base(CommonArgs):
 
     gamma: Fraction = 0.99
     """discount for each agent step"""
+    trace: Fraction = 0.9
+    """its decay"""
     runs_dir: Path = HERE / "runs"
     """absolute, as all paths of a command line are"""
 
@@ -90,10 +92,13 @@ def saved_run(tmp_path):
 
 def test_flags_override_presets_and_presets_override_defaults():
     assert parse() == Args(stop_return=18.0)
-    cartpole = Args(env_id="CartPole-v1", stop_return=475.0, gamma=0.98)
+    cartpole = Args(env_id="CartPole-v1", stop_return=475.0, gamma=0.98, reward_clip=False)
     assert parse("--env-id", "PongNoFrameskip-v4", "--env_id=CartPole-v1") == cartpole
-    assert parse("--env-id=CartPole-v1", "--gamma", "0.5", "--stop-return", "NONE") == Args("CartPole-v1", gamma=0.5)
-    assert parse("--env-id", "FrozenLake-v1", "--stop-return", "none") == Args(env_id="FrozenLake-v1")
+    assert parse("--env-id=CartPole-v1", "--gamma", "0.5", "--stop-return", "NONE") == replace(
+        cartpole, stop_return=None, gamma=0.5
+    )
+    frozen = Args(env_id="FrozenLake-v1", reward_clip=False, reward_scale=None)
+    assert parse("--env-id", "FrozenLake-v1", "--stop-return", "none") == frozen
     assert parse("--env-id", "Nowhere-v0") == Args(env_id="Nowhere-v0"), "without a preset"
 
 
@@ -331,8 +336,9 @@ def test_help_has_groups_docstrings_and_the_defaults_of_the_preset(capsys):
         parse("--env-id", "CartPole-v1", "--help")
     assert not end.value.code
     printed = " ".join(capsys.readouterr().out.split())
-    parts = "A chapter.|Settings of every chapter|--total-steps|Settings of a library|discount for each agent step"
-    found = [printed.index(part) for part in f"{parts} (default: 0.98)|A chapter's settings|100% of them".split("|")]
+    parts = "A chapter.|Settings of every chapter|--total-steps|discount for each agent step (default: 0.98)"
+    parts += "|Settings of a library|its decay"
+    found = [printed.index(part) for part in f"{parts}|A chapter's settings|100% of them".split("|")]
     assert found == sorted(found)
 
 
@@ -350,8 +356,13 @@ def test_help_has_groups_docstrings_and_the_defaults_of_the_preset(capsys):
         ("--fast --cuda --num-envs 8", "fast: there is no such flag; see --help"),
         ("--cuda yes", "arguments=yes: a value without a flag; switches take no value: --NAME turns one on, --no-NAME"),
         ("--cuda=true", "cuda: switches take no value"),
-        ("--total-timesteps=1", "total-timesteps=1: there is no such flag; here it is --total-steps"),
+        (
+            "--total-timesteps=1",
+            "total-timesteps=1: there is no such flag; here it is --total-steps (total timesteps: stop",
+        ),
         ("--no-torch-deterministic", "no-torch-deterministic: there is no such flag; here it is --deterministic"),
+        ("--save_freq 10000", "save-freq=10000: there is no such flag; here it is --checkpoint-steps (additional"),
+        ("--lstm", "lstm: there is no such flag; train_impala.py has it"),
         ("--capture-video", "capture-video: there is no such flag; play.py --video records one"),
     ],
 )
@@ -427,9 +438,9 @@ def test_line_breaks_do_not_break_the_line():
 
 def test_flags_and_values_of_older_versions_are_answered_with_those_of_today():
     renamed = {"entropy-cost": "entropy-coef", "value-cost": "value-coef", "clip-grad": "max-grad-norm"}
-    renamed["entropy-cost-end"] = "entropy-coef-end"
+    renamed |= {"num-minibatches": "batch-size", "net-arch": "hidden"}
     for old, new in renamed.items():
-        with pytest.raises(ConfigError, match=rf"^{old}=1: there is no such flag; .*--{new}$"):
+        with pytest.raises(ConfigError, match=rf"^{old}=1: there is no such flag; here it is --{new} \(.+\)$"):
             parse_args(PPOArgs, {}, "", [f"--{old}=1"])
     for old, new in {"book": "nature", "paper": "a3c"}.items():
         with pytest.raises(ConfigError, match=f"^net={old}: must be .*; its name is {new} now$"):

@@ -157,7 +157,7 @@ def test_double_q_chooses_among_the_allowed_actions():
     ids=lambda value: str(value) if isinstance(value, Chapter) else " ".join(value),
 )
 def test_no_chapter_takes_a_masked_action(run_inline, chapter, flags):
-    """One would end the run: `CheckActions` raises."""
+    """One would end the run: `GuardedEnvs` raises."""
     done = run_inline.train(chapter, "--env-id", ENV_ID, "--total-steps", "800", *flags)
     assert done.code == 0, done.err
     assert done.summary["updates"] > 0 == done.not_finite

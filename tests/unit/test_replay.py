@@ -382,6 +382,8 @@ def test_continuous_actions():
     assert (batch.action.shape, batch.action.dtype) == ((16, 2), torch.float32)
     torch.testing.assert_close(batch.action[:, 0], batch.obs[:, 0] / 10)
     torch.testing.assert_close(batch.next_obs, batch.obs + 1)
+    replay.update(batch.ids, torch.zeros(16))
+    assert {*draw_all(replay).ids.tolist()} == {*batch.ids.tolist()}, "an error of 0 does not retire a transition"
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])

@@ -201,6 +201,7 @@ def test_the_log_says_at_the_start_what_is_trained_and_when_the_run_ends(tmp_pat
 def test_the_log_says_which_learning_rate_a_run_ends_with_and_where_rewards_are_clipped(total_steps, text):
     args = PPOArgs(total_steps=total_steps, learning_rate_end=5e-5, anneal_steps=75)
     assert settings_parts(args) == ["rewards clipped to -1, 0, 1 (--no-reward-clip: as they are)", text]
+    assert settings_parts(args, 30)[-1] == f"{text}, 0.00032 now", "of a run that is resumed"
     assert settings_parts(replace(args, anneal_steps=0))[-1] == "lr 0.0005 -> 5e-05"
     assert settings_parts(ApexArgs())[-1] == "lr 0.00025"
     own = SimpleNamespace(learning_rate=1e-3, learning_rate_end=1e-4, entropy_coef_end=0.1, total_steps=100)
@@ -478,7 +479,7 @@ class Lost(LearnerGroup):
         raise PeerLost("gone")
 
     def broadcast_state(self, *parts):
-        pass
+        self.parts = getattr(self, "parts", ()) + parts
 
 
 def test_a_peer_that_is_lost_in_the_middle_of_a_round_leaves_the_states_at_its_start(monkeypatch):
@@ -488,7 +489,8 @@ def test_a_peer_that_is_lost_in_the_middle_of_a_round_leaves_the_states_at_its_s
     pool = SimpleNamespace(take=lambda should_stop, size: [Filled(0, 0, 0)])
     carrier = SimpleNamespace(share=lambda net, dtype, untrained: Weights(net), start=lambda *_, **options: pool)
     layout, slots = ActorLayout(Discrete(2), 8, {}), Slots({"x": ((1,), torch.float32)}, 1)
-    setup, tape = Setup(net, torch.optim.SGD(net.parameters()), slots, layout, ON_CPU), []
+    optimizer, saved = torch.optim.SGD(net.parameters()), {"mine": object()}
+    setup, tape = Setup(net, optimizer, slots, layout, ON_CPU, saved=saved), []
     for group, expected in ((LearnerGroup(), ["report"]), (Lost(0, 2), [])):
         learner = Learner(args, RunState(args, 0, steps=0, updates=0), setup, None, group, carrier)
         monkeypatch.setattr(learner.states, "read", lambda filled: ["report"] * len(filled))
@@ -496,6 +498,9 @@ def test_a_peer_that_is_lost_in_the_middle_of_a_round_leaves_the_states_at_its_s
         filled = learner.take()
         assert tape == expected, "a learner alone advances at once"
         tape.clear()
+    assert group.parts[:3] == (net, optimizer, saved["mine"]), (
+        "the others continue from what the first one has restored"
+    )
     with pytest.raises(PeerLost):
         learner.record(filled, [MessageStats(8, [], 0, True)])
     assert tape == []
