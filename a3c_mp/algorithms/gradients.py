@@ -145,7 +145,7 @@ class GradientSetup(A3CSetup):
         shape, dtype = spec["obs"]
         obs = obs_for_stats(torch.empty(shape, dtype=dtype, device="meta"), net.norm.has_images)
         return {
-            "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),  # of the mean loss; `views_like`
+            "vector": ((sum(p.numel() for p in net.parameters()),), torch.float32),  # of the batch's mean loss
             "obs": (tuple(obs.shape), dtype),  # those of the rollout that update the observation statistics
             "reward": spec["reward"],  # [T, B], raw
             "done": spec["terminated"],  # [T, B], where games end

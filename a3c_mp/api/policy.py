@@ -20,6 +20,7 @@ from a3c_mp.population.population import EliteNet, saved_net
 from a3c_mp.run import checkpoint
 from a3c_mp.run.evaluate import Policy, make_play_envs, make_policy, play_episodes
 from a3c_mp.run.preflight import probe_env
+from a3c_mp.seeds import global_generators_kept
 
 VALUE_BASED = {"dqn": dqn, "ddpg": ddpg, "td3": td3}  # --algo of a run -> its nets and policies, of action values
 
@@ -128,7 +129,7 @@ def net_of_member(state: dict[str, Any], member: int, algorithm: str) -> dict[st
 
 def load_net(run: TrainedRun) -> tuple[Any, tuple[gymnasium.Space, gymnasium.Space]]:
     """The trained net, and the spaces of its environment. Raises ConfigError if it does not fit the environment."""
-    spaces = probe_env(run.env_id, run.algo.ACTIONS if run.algo else ACTIONS, tries=False)  # it may move a machine
+    spaces = probe_env(run.env_id, run.algo.ACTIONS if run.algo else ACTIONS)
     net: Any
     of_population = run.algorithm.startswith("population")
     if of_population:
@@ -204,15 +205,21 @@ class TrainedPolicy:
         self, episodes: int = 20, *, seed: int = 10_000, num_envs: int = CommonArgs.eval_envs,
         max_steps: int = CommonArgs.eval_max_steps,
     ) -> list[Episode]:  # fmt: skip
-        """Play whole games, those of play.py with these flags; returns their raw returns and lengths.
+        """Play whole games in new environments: if greedy, those of play.py with these flags.
 
-        In `num_envs` environments, with a seed for them and for what they may draw from: `random`, numpy's and torch's
-        global generators. A game of `max_steps` agent steps is cut.
+        Returns their raw returns and lengths, in the order in which they end; a game of `max_steps` agent steps is cut.
+        Episodes that the policy was in the middle of begin anew. Raises ValueError for less than one of either.
         """
-        with closing(make_play_envs(self.env_id, episodes, seed=seed, num_envs=num_envs)) as env:
-            games = list(play_episodes(self, env, episodes, max_steps))
-        self.reset()
-        return games
+        if min(episodes, num_envs) < 1:
+            raise ValueError(f"{episodes} episodes in {num_envs} environments")
+        with (
+            global_generators_kept(),
+            closing(make_play_envs(self.env_id, episodes, seed=seed, num_envs=num_envs)) as env,
+        ):
+            try:
+                return list(play_episodes(self, env, episodes, max_steps))
+            finally:
+                self.reset()
 
     def reset(self) -> None:
         """Begin episodes with the next call."""

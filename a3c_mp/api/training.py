@@ -75,9 +75,9 @@ def train(
         chapter: `a3c_data`, `impala`, ...: train_a3c_data.py etc.; or the path of a chapter of one's own (.py).
         env_id: an id; or a class, or a function that makes an environment, at the top level of a module.
         callbacks: one, or several, whose hooks are called in this order.
-        quiet: print nothing but errors; run.log in the run folder has it all.
-        settings: as the flags of the chapter, with `_` for `-`; `env_kwargs` may be a dict, and a `net` or a `wrapper`
-            what its name stands for.
+        quiet: print only what the run writes to stderr; run.log in the run folder has the rest.
+        settings: as the flags of the chapter, with `_` for `-`; `env_kwargs` may be a dict, `net` and `wrapper` a
+            function or class at the top level of a module.
 
     Raises:
         ConfigError: what the chapter refuses, in the same words.
@@ -130,27 +130,27 @@ def find_script(chapter: str | Path) -> Path:
     raise ConfigError("chapter", chapter, f"must be one of {known}, or a script (.py)")
 
 
-def id_of(env: Any, flag: str = "env-id") -> str:
+def id_of(target: Any, flag: str = "env-id") -> str:
     """An id, as it is; `module:Name` of a class or function. Raises ConfigError if a run cannot import it."""
-    if isinstance(env, str):
-        return env
-    module, name = getattr(env, "__module__", None), getattr(env, "__qualname__", "")
-    if not callable(env) or not name:
-        raise ConfigError(flag, env, "must be its name, or a class or function at the top level of a module")
+    if isinstance(target, str):
+        return target
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+    if not callable(target) or not name:
+        raise ConfigError(flag, target, "must be a name, or a class or function at the top level of a module")
     if module in ("__main__", "__mp_main__"):  # the latter: in a pool's process, which the script started
         file = getattr(sys.modules["__main__"], "__file__", None) or ""
         spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m package.module`; pdb removes it
         module = spec.name if spec is not None else Path(file).stem if file.endswith(".py") else None
-    there = getattr(sys.modules.get(env.__module__), name, None)
+    there = getattr(sys.modules.get(target.__module__), name, None)
     if module is None or not name.isidentifier():
         why = "the processes of a run cannot import what is defined in a notebook's cell or inside a function"
         fix = f"write it into a module (a cell that begins with %%writefile my_envs.py) and use my_envs.{name}"
         raise ConfigError(flag, name, why, fix)
-    is_derived = isinstance(env, type) and isinstance(there, type) and issubclass(env, there)
-    is_of_a_reload = type(there) is type(env) and not hasattr(env, "__wrapped__") and not is_derived
-    if there is not env and not is_of_a_reload:  # it wraps what its name is of, or a profiler runs this script
-        fix = "write a class, or a function that makes the environment, at the top level of a module"
-        raise ConfigError(flag, name, f"{env.__module__}.{name} is another object, or none", fix)
+    is_derived = isinstance(target, type) and isinstance(there, type) and issubclass(target, there)
+    is_of_a_reload = type(there) is type(target) and not hasattr(target, "__wrapped__") and not is_derived
+    if there is not target and not is_of_a_reload:  # it wraps what its name is of, or a profiler runs this script
+        fix = "write a class or a function at the top level of a module"
+        raise ConfigError(flag, name, f"{target.__module__}.{name} is another object, or none", fix)
     return f"{module}:{name}"
 
 

@@ -53,29 +53,31 @@ OTHER_NAMES = {
     "epsilon": "start-e end-e exploration-final-eps",
     "noise": "exploration-noise action-noise",
     "noise-memory": "ou-noise ornstein-uhlenbeck",
+    "lstm": "use-lstm use-rnn recurrent",
+    "algo": "algorithm",
 }
 """flag here -> its names in CleanRL, SB3, RLlib, Sample Factory and others, and in older versions"""
 
 
 ANSWERS = {
     "play.py --video records one": "capture-video record-video video",
-    "train_impala.py has it": "lstm use-lstm use-rnn recurrent",
-    "train_apex.py has it, for dqn, ddpg and td3": "algo algorithm",
-    "leave it out: each environment has an epsilon of its own": "exploration-fraction",
+    "train_impala.py has it": "lstm",
+    "train_apex.py has it, for dqn, ddpg and td3": "algo",
+    "leave it out: in chapter 3 each environment has an epsilon of its own": "exploration-fraction",
     "give it by the environment variable WANDB_PROJECT": "wandb-project-name wandb-project",
 }
-"""what is said of flags of other chapters and libraries that are none here"""
+"""answer -> flags that this chapter does not have, under any name"""
 
 
 def suggestion(name: str, flags: Mapping[str, str]) -> str:
-    """What to give in place of a flag that is none of `flags`, which have these helps."""
+    """What to do about a flag that is not among `flags`: flag -> its help."""
     plain = name.removeprefix("no-")
-    here = next((flag for flag, others in OTHER_NAMES.items() if plain in others.split()), "")
+    here = next((flag for flag, others in OTHER_NAMES.items() if plain in others.split()), plain)
     if here in flags:
         return f"here it is --{here} ({flags[here]})"  # its number may mean something else
     if close := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
         return f"perhaps you meant --{close[0]}"
-    return next((answer for answer, others in ANSWERS.items() if plain in others.split()), "see --help")
+    return next((answer for answer, others in ANSWERS.items() if here in others.split()), "see --help")
 
 
 class Rule(NamedTuple):

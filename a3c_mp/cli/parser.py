@@ -150,7 +150,8 @@ def parse_int(text: str) -> int:
 
 def refusal(others: Sequence[str], args_class: type) -> ConfigError:
     """The error of words on a command line that the parser of a class does not know."""
-    flags = {flag_name(name): text for name, (_, text) in field_docs(args_class).items()}
+    docs = field_docs(args_class)
+    flags = {flag_name(field.name): docs.get(field.name, ("", ""))[1] for field in dataclasses.fields(args_class)}
     if any("\r" in other for other in others):
         return ConfigError("arguments", "", "the script has Windows line ends", r"sed -i 's/\r$//' SCRIPT")
     word, *following = (other.strip() for other in others)

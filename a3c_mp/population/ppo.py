@@ -98,9 +98,8 @@ class Generation(MemberGeneration):
     def __init__(self, args: Any, memory: PopulationMemory, channel: WorkerChannel, env: GuardedEnvs, seed: int):
         super().__init__(args, memory, channel, env, seed)
         dtype = acting_dtype(args.precision, self.net)
-        memory_view = SimpleNamespace(
-            place=lambda net: net.to(dtype)
-        )  # without self: a cycle would keep the GPU's memory
+        # A function that held `self` would be a cycle: a finished generation would keep its memory on a GPU for long.
+        memory_view = SimpleNamespace(place=lambda net: net.to(dtype))
         view = SimpleNamespace(memory=memory_view, actor=self.place, restored=None, seed_key=(seed,))
         self.collector = RolloutCollector(self.args, env, view, copy.deepcopy(self.net))
         spaces, extra = (env.single_observation_space, env.single_action_space), args.rollout_fields

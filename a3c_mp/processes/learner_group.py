@@ -58,9 +58,8 @@ class LearnerGroup:
         interface = LOOPBACK if isinstance(place, str) else interface_towards(place[0])
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         os.environ |= NCCL_SETTINGS
-        os.environ.setdefault(
-            "NCCL_ALGO", "^NVLS"
-        )  # torch's where algorithms are deterministic: for all learners, or none
+        # torch sets this in a process that is deterministic already, as only learner 0 is; all must have the same.
+        os.environ.setdefault("NCCL_ALGO", "^NVLS")
         self._cuda, timeout = gpu is not None, timedelta(seconds=seconds)
         with losing_peers():
             store = dist.FileStore(place, self.size) if isinstance(place, str) else dist.TCPStore(*place)

@@ -4,6 +4,8 @@ import copy
 import errno
 import io
 import math
+import pickle
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,10 +30,13 @@ def check_parts(parts: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         file = io.BytesIO()
         torch.save(tree_map_only(Tensor, lambda tensor: torch.empty(0), part), file)
-        if kinds := torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(file.getvalue())):
-            why = f"its state_dict has {min(kinds)} that a checkpoint could not give back"
+        try:
+            torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        except pickle.UnpicklingError as error:
+            kind = re.search(r"GLOBAL (\S+)", str(error))
+            why = f"its state_dict has {kind[1] if kind else 'values'} that a checkpoint could not give back"
             fix = "make it of tensors, numbers, text, lists, tuples and dicts"
-            raise ConfigError("saved", name, why, fix)
+            raise ConfigError("saved", name, why, fix) from error
 
 
 class Checkpointer:

@@ -193,10 +193,9 @@ def set_up_torch(args: CommonArgs, rank: int = 0) -> torch.device:
 
 def probe_env(
     env_id: str, actions: type[gymnasium.Space] | UnionType = ACTIONS, number: int = 0,
-    heartbeats: Any = wrappers.UNWATCHED, tries: bool = True,
+    heartbeats: Any = wrappers.UNWATCHED,
 ) -> tuple[gymnasium.Space, gymnasium.Space]:  # fmt: skip
-    """Make, step if it `tries` it, and close an environment of process `number`; return its (observation space, action
-    space).
+    """Make, step and close an environment of process `number`; return its (observation space, action space).
 
     Its calls are heartbeats, as in `make_vec_env`. Raises ConfigError if it cannot be made, has no `actions` of this
     class, breaks gymnasium's API or ends the process.
@@ -219,8 +218,7 @@ def probe_env(
             if 0 in (space.shape or ()):
                 raise ConfigError("env-id", env_id, f"its {what} have no numbers", "give them one, if only a constant")
         try:
-            if tries:
-                TRIALS[env_id] = check_contract(env, heartbeats.beat)
+            TRIALS[env_id] = check_contract(env, heartbeats.beat)
         except wrappers.BrokenContract:
             raise
         except Exception:  # an actor reports it, with its traceback

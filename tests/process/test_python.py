@@ -222,7 +222,7 @@ def in_a_cell():
         ("a3c_data", {"env_id": functools.update_wrapper(lambda: None, Recorder)}, "is another object, or none"),
         ("task", {"attach_to": "tcp://127.0.0.1:5"}, "attach-to=tcp.*: a node that joins a task has no run of its own"),
         ("a3c_data", {"net": lambda: None}, "net=<lambda>: .* inside a function"),
-        ("a3c_data", {"env_id": 5}, "env-id=5: must be its name, or a class or function"),
+        ("a3c_data", {"env_id": 5}, "env-id=5: must be a name, or a class or function"),
         ("a3c_data", {"env_kwargs": {"a": "x" * 200_000}}, "settings=a=x.*: too long for the command line"),
     ],
 )  # fmt: skip
@@ -337,7 +337,11 @@ def test_the_policy_of_a_net_with_state_remembers_each_environment(run_inline):
         one(games)
     played = one.evaluate(3, num_envs=2)
     assert [game.episode_return for game in played] == [game.length for game in played], "CartPole's reward"
+    np.random.seed(3)  # noqa: NPY002
     assert sorted(played) == sorted(one.evaluate(3, num_envs=2)), "the same games"
+    assert np.random.random() == np.random.RandomState(3).random(), "the program goes on with its own numbers"  # noqa: NPY002
+    with pytest.raises(ValueError, match="0 episodes in 8 environments"):
+        one.evaluate(0)
     assert [game.length for game in one.evaluate(1, max_steps=4)] == [4]
 
 

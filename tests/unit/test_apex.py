@@ -2,6 +2,7 @@
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,8 @@ from a3c_mp.errors import ConfigError
 from a3c_mp.maths.schedules import set_learning_rate
 from a3c_mp.nets.build import NetSpec
 from a3c_mp.processes.learner_group import LearnerGroup
-from a3c_mp.replay import Batch, importance_weights
+from a3c_mp.processes.pool import WorkerEvent
+from a3c_mp.replay import Batch, EnvStep, Replay, Shards, Writer, importance_weights
 from a3c_mp.run import preflight
 from a3c_mp.run.banner import first_lines
 from a3c_mp.run.learner import Learner
@@ -388,3 +390,55 @@ def test_dueling_advantages_have_mean_zero():
     features = net.torso(net.norm.convert(obs))
     advantage = net.advantage(features)
     torch.testing.assert_close(net(obs)[0], net.value(features) + advantage - advantage.mean(dim=1, keepdim=True))
+
+
+# ---- the rate limiter, and a replay whose actor dies
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes", "allowed"),
+    [
+        (50, [60, 30], 0),  # 100 transitions are needed
+        (50, [60, 40], 100),
+        (50, [120, 0], 0),  # one learner's replay is empty
+        (999, [10, 10], 0),
+        (1000, [10, 10], 2000),  # as many steps as each replay holds: games of one step take two rows
+    ],
+)
+def test_sampling_starts_with_enough_transitions_or_full_replays_and_keeps_the_ratio(steps, sizes, allowed):
+    limiter = apex.RateLimiter(samples_per_insert=2.0, min_size_to_sample=100, capacity=1000)
+    limiter.insert(steps, sizes)
+    run = SimpleNamespace(args=SimpleNamespace(deterministic=True), timing=lambda name: nullcontext())
+    batches = SimpleNamespace(batch_size=25, next=lambda: "batch")
+    assert len(list(limiter.allowed(batches, run))) == allowed / 25
+    limiter.insert(24, [1000, 1000])
+    assert len(list(limiter.allowed(batches, run))) == 48 // 25
+    restored = apex.RateLimiter(2.0, 100, 1000)
+    restored.load_state_dict(limiter.state_dict())
+    assert restored.samples_allowed == limiter.samples_allowed == 23
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_successor_has_room_for_its_blocks_or_writes_the_lost_one_again(deterministic):
+    args = replace(ARGS, num_envs=2, deterministic=deterministic)
+    shards = Shards(2, 2, 40, VECTOR, Discrete(4))
+    setup = apex.ApexSetup.__new__(apex.ApexSetup)
+    setup.more, setup.replay = shards, Replay(shards, 1.0, 0)
+    writer, lanes = Writer(shards, 1, 1, 0.9), shards.lanes(1)
+
+    def block():
+        for _ in range(args.block_length):
+            nothing = np.zeros((4, 2))
+            ends = nothing[:2].astype(bool)
+            writer.step(EnvStep(np.zeros((2, 3), np.float32), np.zeros(2, np.int64), nothing[0], *ends, *nothing[2:]))
+
+    for _ in range(30):  # its lanes are full many times
+        setup.make_room(args, [1])
+        block()
+        setup.replay.ingest(1)
+    before = shards.written[lanes].copy()
+    setup.make_room(args, [1])
+    block()  # and then it dies
+    setup._prepare_successor(SimpleNamespace(args=args, own=range(4, 6)), WorkerEvent(5, "it died"))
+    assert np.array_equal(shards.written[lanes], before) == deterministic
+    assert (shards.writable_until[lanes] - shards.written[lanes] >= args.rows_in_flight).all()

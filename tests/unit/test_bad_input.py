@@ -214,7 +214,9 @@ task | ATTACHED --role collector --max-seconds 9 | max-seconds=9.0: a node that 
 task | ATTACHED LISTENING --role collector | attach-to=tcp://127.0.0.1:9: a node that joins does not listen; leave --li
 task | --listen tcp://192.0.2.1:50515 --key-file k | listen=tcp://192.0.2.1:50515: cannot be bound (Cannot assign reque
 task | LISTENING --standalone | listen=tcp://127.0.0.1:0: a standalone task is
-population_dqn | --learner-threads 2 | learner-threads=2: there is no such flag
+population_dqn | --learner-threads 2 | learner-threads=2: there is no such flag; see --help
+population_dqn | --eval-freq 9 | eval-freq=9: there is no such flag; see --help
+impala | --use-rnn | use-rnn: there is no such flag; here it is --lstm (
 task | --key-file k | key-file=k: nothing is on TCP; add --listen or --attach-to, or
 task | --remote-actors 8 | remote-actors=8: no node can join; add --listen
 task | --async-mode | async-mode=True: nodes run beside each other anyway; add --stand
