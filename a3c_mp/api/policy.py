@@ -208,10 +208,10 @@ class TrainedPolicy:
         """Play whole games in new environments: if greedy, those of play.py with these flags.
 
         Returns their raw returns and lengths, in the order in which they end; a game of `max_steps` agent steps is cut.
-        Episodes that the policy was in the middle of begin anew. Raises ValueError for less than one of either.
+        Episodes that the policy was in the middle of begin anew. Raises ValueError unless all numbers are 1 or more.
         """
-        if min(episodes, num_envs) < 1:
-            raise ValueError(f"{episodes} episodes in {num_envs} environments")
+        if min(episodes, num_envs, max_steps) < 1:
+            raise ValueError(f"{episodes} episodes of {max_steps} steps in {num_envs} environments")
         with (
             global_generators_kept(),
             closing(make_play_envs(self.env_id, episodes, seed=seed, num_envs=num_envs)) as env,

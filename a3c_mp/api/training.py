@@ -75,7 +75,7 @@ def train(
         chapter: `a3c_data`, `impala`, ...: train_a3c_data.py etc.; or the path of a chapter of one's own (.py).
         env_id: an id; or a class, or a function that makes an environment, at the top level of a module.
         callbacks: one, or several, whose hooks are called in this order.
-        quiet: print only what the run writes to stderr; run.log in the run folder has the rest.
+        quiet: print only what the run writes to stderr; its log is in run.log in the run folder.
         settings: as the flags of the chapter, with `_` for `-`; `env_kwargs` may be a dict, `net` and `wrapper` a
             function or class at the top level of a module.
 

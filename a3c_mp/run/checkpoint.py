@@ -105,7 +105,7 @@ def load(path: Path, *, algorithm: str, env_id: str) -> dict[str, Any]:
                     raise CheckpointError(f"{path} was made with {name} {manifest[name]}, not {wanted}")
             if manifest["sha256"] != hashlib.file_digest(file, "sha256").hexdigest():
                 raise CheckpointError(f"{path} is damaged: its SHA-256 differs from its manifest")
-            # torch maps no file whose name is not UTF-8; a Mac, which can play, has no such folder.
+            # torch maps no file whose name is not UTF-8; a Mac, which may play, has no such folder.
             opened = f"/proc/self/fd/{file.fileno()}" if sys.platform == "linux" else path
             state = torch.load(opened, map_location="cpu", weights_only=True, mmap=True)
         _check_finite(state["net"], str(path))

@@ -340,7 +340,7 @@ def test_the_policy_of_a_net_with_state_remembers_each_environment(run_inline):
     np.random.seed(3)  # noqa: NPY002
     assert sorted(played) == sorted(one.evaluate(3, num_envs=2)), "the same games"
     assert np.random.random() == np.random.RandomState(3).random(), "the program goes on with its own numbers"  # noqa: NPY002
-    with pytest.raises(ValueError, match="0 episodes in 8 environments"):
+    with pytest.raises(ValueError, match="0 episodes of 27000 steps in 8 environments"):
         one.evaluate(0)
     assert [game.length for game in one.evaluate(1, max_steps=4)] == [4]
 
