@@ -138,12 +138,13 @@ def as_array(env: gymnasium.Env, env_id: str, extras: Extras | None = None) -> g
     images = [Image(part, axis, extras.frame_size) for part, axis in zip(parts, axes, strict=True) if axis is not None]
     is_whole = isinstance(space, Box) and bool(space.shape)  # the observation is one array
     if not images:
-        for flag, given in ("frame-size", extras.frame_size), ("frame-stack", extras.frame_stack):
+        instead = f"or use --wrapper gymnasium.wrappers:FrameStackObservation,stack_size={extras.frame_stack}"
+        for flag, given, fix in (
+            ("frame-size", extras.frame_size, "leave it out"),
+            ("frame-stack", extras.frame_stack, f"leave it out, {instead}"),
+        ):
             if given:
                 why = f"{env_id} has no images of {SMALLEST_IMAGE} x {SMALLEST_IMAGE} or more"
-                fix = "leave it out"
-                if flag == "frame-stack":
-                    fix += f", or --wrapper gymnasium.wrappers:FrameStackObservation,stack_size={given}"
                 raise UnsupportedEnv(why, fix, flag, given)
         if is_whole and (space.dtype == np.float32 or (space.dtype == np.uint8 and len(space.shape or ()) == 3)):
             return env  # small images stay bytes

@@ -208,7 +208,7 @@ class TrainedPolicy:
         """Play whole games in new environments: if greedy, those of play.py with these flags.
 
         Returns their raw returns and lengths, in the order in which they end; a game of `max_steps` agent steps is cut.
-        Episodes that the policy was in the middle of begin anew. Raises ValueError unless all numbers are 1 or more.
+        The next call of the policy begins episodes. Raises ValueError unless all numbers are 1 or more.
         """
         if min(episodes, num_envs, max_steps) < 1:
             raise ValueError(f"{episodes} episodes of {max_steps} steps in {num_envs} environments")
